@@ -1,0 +1,233 @@
+"""What the author of a worker writes against: the two kinds of worker, their policy, and the ways out of a handler.
+
+A worker says which events it takes, for which targets, and what it does with one delivery. The runtime does the rest:
+once for each (worker, event, target), retries with backoff, order within a key, dead letters. There are four ways out of
+a handler: return; raise `Snooze` (come back later, no attempt used); raise `Reject` (dead letter at once); raise anything
+else (an attempt is used, the backoff says when the next one comes; `RetryAfter` says it itself).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from uuid import UUID
+
+from psycopg import AsyncConnection
+
+from schemas import Event
+
+if TYPE_CHECKING:
+    from afluente.settings import WorkerSettings
+
+ALL_BUT_WEBHOOK: frozenset[str] = frozenset({"*"})
+"""Takes every event type but those of the webhook family, which workers cause themselves."""
+
+BACKOFF_S: tuple[int, ...] = (30, 60, 120, 300, 600, 1800, 3600, 7200)
+"""Waits in seconds after the first, second, ... failed attempt; the last one repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How the runtime treats a worker's deliveries."""
+
+    attempts: int = 8
+    """Runs of the handler before a delivery is dead: eight runs have seven waits between them."""
+    backoff_s: tuple[int, ...] = BACKOFF_S
+    """Each must be one of the retry topics' delays (`schemas.topics.RETRY_DELAYS_S`)."""
+    jitter: float = 0.3
+    """Each wait grows by a random share of itself between 0 and this."""
+    delay: timedelta = timedelta(0)
+    """How long after the event's created_at the first run may come. Any length."""
+    timeout_s: float = 30.0
+    """A handler (or an external call) still running after this is cancelled: an attempt."""
+    concurrency: int = 200
+    """Calls of an external worker in flight at once, in one process."""
+    organization_concurrency: int | None = None
+    """At most so many of them for one organization; None: no bound of its own."""
+    ordering: Literal["none", "key"] = "none"
+    """`key`: later events of a key wait, durably, behind one that waits for its retry. `none`: they pass it."""
+    batch: int = 500
+    """Deliveries of a transactional worker in one transaction."""
+    reject_on: tuple[type[BaseException], ...] = ()
+    """Errors of a handler that are dead letters at once, besides `Reject` and undecodable or invalid payloads."""
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or not self.backoff_s or min(self.backoff_s) <= 0:
+            raise ValueError("a policy needs at least one attempt and positive waits")
+        if not 0 <= self.jitter <= 1 or self.timeout_s <= 0 or self.concurrency < 1 or self.batch < 1:
+            raise ValueError("jitter is a share between 0 and 1; timeout, concurrency and batch are positive")
+
+
+class Snooze(Exception):
+    """Come back at `until` (or so many seconds from now). No attempt is used. Any length: it is kept in Postgres."""
+
+    def __init__(self, until: datetime | timedelta | float, reason: str = "") -> None:
+        if isinstance(until, datetime) and until.tzinfo is None:
+            raise ValueError("Snooze(until) needs a timezone: a naive datetime is a different moment on every machine")
+        self.until = until
+        self.reason = reason
+        super().__init__(reason or f"snoozed until {until}")
+
+
+class Reject(Exception):
+    """Can never succeed: dead letter at once, with this reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class RetryAfter(Exception):
+    """An attempt is used; the next one comes after `seconds` (what a Retry-After header says) instead of the backoff."""
+
+    def __init__(self, seconds: float, reason: str) -> None:
+        self.seconds = seconds
+        self.reason = reason
+        super().__init__(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One event for one target of one worker, at one attempt."""
+
+    worker: str
+    event: Event
+    target: str
+    attempt: int
+    """From 1."""
+    generation: int
+    """0; raised by each reprocessing and each replay that asks for it."""
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every run of this delivery: `<worker>:<event id>:<target>`."""
+        return f"{self.worker}:{self.event.id}:{self.target}"
+
+    @property
+    def organization_id(self) -> UUID:
+        return self.event.organization_id
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        return self.event.payload
+
+    @property
+    def data(self) -> Any:
+        """The typed payload of the event type. An invalid payload raises here, and is a dead letter at once."""
+        try:
+            return self.event.data
+        except ValueError as error:
+            raise Reject(f"invalid payload of {self.event.event_type}: {error}") from error
+
+
+class Context(Protocol):
+    """What a handler may use. Everything here belongs to the transaction that records the delivery."""
+
+    @property
+    def connection(self) -> AsyncConnection[Any]:
+        """Inside the transaction, as `afluente_app` of the event's organization. Never commit or roll back on it."""
+        ...
+
+    @property
+    def next_attempt_at(self) -> datetime | None:
+        """In `failed`: when the next attempt is due; None when this failure makes the delivery a dead letter."""
+        ...
+
+    def now(self) -> datetime:
+        """The runtime's clock, UTC."""
+        ...
+
+    def as_worker(self) -> AbstractAsyncContextManager[None]:
+        """Inside it the connection is `afluente_worker`, which sees every organization: name the organization yourself."""
+        ...
+
+    async def emit(
+        self,
+        event_type: str,
+        *,
+        entity_kind: str,
+        entity_id: UUID | None = None,
+        payload: Mapping[str, Any],
+        idempotency_key: str | None = None,
+        deliver_at: datetime | None = None,
+    ) -> UUID:
+        """Emit an event of the same organization, caused by this one. It exists if and only if the delivery is recorded."""
+        ...
+
+    async def reject_waiting(self, reason: str) -> int:
+        """Make every other waiting delivery of this worker, organization and target a dead letter. Returns how many."""
+        ...
+
+
+class Worker:
+    """Base of the two kinds. One worker is one consumer group, named `name`."""
+
+    name: ClassVar[str]
+    """kebab-case, ends in `-worker`; the consumer group and the prefix of its topics."""
+    event_types: ClassVar[frozenset[str]]
+    policy: ClassVar[Policy] = Policy()
+
+    @classmethod
+    def configure(cls, settings: WorkerSettings) -> Self:
+        """Build the worker of a process from its settings. Override when it needs keys, networks or addresses."""
+        return cls()
+
+    async def open(self) -> None:
+        """Called once before the first delivery, in the event loop: open clients here."""
+
+    async def close(self) -> None:
+        """Called once after the last delivery."""
+
+    def key(self, event: Event, target: str) -> str:
+        """Deliveries with the same key run one after the other, in order. Default: the entity, else the event itself."""
+        return str(event.entity_id or event.id)
+
+    async def targets(self, event: Event, conn: AsyncConnection[Any]) -> Sequence[str]:
+        """Whom the event is for, decided once, at first sight, in a transaction as `afluente_app` of its organization.
+
+        Each target gets a delivery of its own. None at all: the event is recorded as skipped.
+        """
+        return ("",)
+
+
+class TransactionalWorker(Worker):
+    """Effects in Postgres only. Many deliveries share one transaction with their records; one that fails is separated."""
+
+    async def handle(self, delivery: Delivery, ctx: Context) -> None:
+        """Write the effects through `ctx.connection`. May run again for the same delivery only after a rollback."""
+        raise NotImplementedError
+
+
+class BatchWorker(Worker):
+    """A transactional worker that takes its deliveries together, for effects written by one statement.
+
+    `ctx.connection` is `afluente_worker`: the statement takes organization_id from each delivery and joins on it.
+    """
+
+    async def handle_batch(self, deliveries: Sequence[Delivery], ctx: Context) -> None:
+        """Write all effects. When it raises, the batch is split until the failing delivery stands alone."""
+        raise NotImplementedError
+
+
+class ExternalWorker(Worker):
+    """Calls the world outside. The claim is committed before the call; the outcome is recorded after it.
+
+    A call may be made again with the same `delivery.idempotency_key` when the process dies between call and record.
+    """
+
+    async def prepare(self, delivery: Delivery, ctx: Context) -> Any:
+        """In the transaction of the claim: read what the call needs, write what must be known before it."""
+        return None
+
+    async def call(self, delivery: Delivery, prepared: Any) -> Any:
+        """Outside any transaction, bounded by `policy.timeout_s`. What it returns goes to `record`."""
+        raise NotImplementedError
+
+    async def record(self, delivery: Delivery, result: Any, ctx: Context) -> None:
+        """In the transaction that records the delivery as done."""
+
+    async def failed(self, delivery: Delivery, prepared: Any, error: BaseException, ctx: Context) -> None:
+        """In the transaction that records a failed attempt. Raise `Reject` to make the delivery a dead letter now."""
