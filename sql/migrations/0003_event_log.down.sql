@@ -1,0 +1,14 @@
+DROP FUNCTION emit_event(text, text, uuid, jsonb, jsonb, uuid, timestamptz);
+DROP FUNCTION emit_event_for(uuid, text, text, uuid, jsonb, jsonb, timestamptz);
+DROP FUNCTION cancel_deferred(uuid);
+DROP FUNCTION cancel_deferred_for(uuid, uuid);
+DROP FUNCTION release_due_deferred(integer, timestamptz);
+DROP FUNCTION afluente.write_event(uuid, text, text, uuid, jsonb, jsonb, timestamptz);
+DROP FUNCTION afluente.seal_event_log(pg_snapshot, bigint);
+DROP FUNCTION afluente.purge_idempotency(interval);
+DELETE FROM afluente.monthly_partitioned WHERE table_name = 'event_log'::regclass;
+DROP TABLE deferred_event, event_idempotency, event_log;
+DROP FUNCTION afluente.event_clock();
+DROP FUNCTION afluente.refuse_rewrite();
+DROP FUNCTION afluente.refuse_sealed();
+DROP TABLE event_log_seal;
