@@ -1,0 +1,68 @@
+"""What can stop or restart the relay.
+
+    RelayError
+    ├── PositionError        a position that cannot be read, or a step that would break its rules
+    ├── PositionRefused      the position belongs elsewhere, or is gone: nothing is published until a person decides
+    ├── UndecidedError       the broker left confirmed transactions undecided: repair before anything is published
+    ├── Superseded           another instance owns the lane now: this one ends (exit status 3)
+    └── SessionLost          this producer is to be thrown away; a new session reads the position and goes on
+
+Errors of librdkafka and psycopg pass through as they are: `service` treats every error of a session like SessionLost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from afluente.errors import AfluenteError, Refused
+
+
+class RelayError(AfluenteError):
+    """Base of the relay's own errors."""
+
+
+class PositionError(RelayError):
+    """The position cannot be read, or would become a wrong one."""
+
+
+class PositionRefused(RelayError, Refused):
+    """Publishing from here would lose or repeat events. `reasons` are sentences for a person."""
+
+    def __init__(self, lane: str, reasons: Sequence[str], *, hint: str | None = None) -> None:
+        self.lane = lane
+        self.reasons = tuple(reasons)
+        super().__init__(
+            f"{lane}: the position does not belong to what is here, so nothing is published: {'; '.join(reasons)}",
+            hint=hint,
+        )
+
+
+class UndecidedError(RelayError):
+    """`partitions` hold transactions that stay neither committed nor aborted: readers of committed records stop there."""
+
+    def __init__(self, partitions: Sequence[tuple[str, int, int]]) -> None:
+        self.partitions = tuple(partitions)
+        places = ", ".join(f"{topic}[{partition}] from offset {offset}" for topic, partition, offset in partitions)
+        super().__init__(
+            f"undecided transactions: {places}",
+            hint="stop every relay, then for each place, events first and relay.positions last: "
+            "kafka-transactions.sh abort --topic T --partition P --start-offset OFFSET",
+        )
+
+
+class Superseded(RelayError):
+    """`rival` is the instance that owns the lane now."""
+
+    exit_status = 3
+
+    def __init__(self, lane: str, rival: str) -> None:
+        self.rival = rival
+        super().__init__(f"{lane} was taken over by {rival}: this instance ends, having published nothing since")
+
+
+class SessionLost(RelayError):
+    """`code` is librdkafka's error code when there is one (a delivery report's), else None."""
+
+    def __init__(self, reason: str, code: int | None = None) -> None:
+        self.code = code
+        super().__init__(reason)
