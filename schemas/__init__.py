@@ -1,0 +1,18 @@
+"""What an event is: its types, its bytes, its topics. Imports none of our other packages."""
+
+from schemas.codec import decode, encode, headers, use_registry
+from schemas.envelope import Event, Row
+from schemas.errors import DecodeError, EncodeError, SchemaError, UnknownSchemaError
+
+__all__ = [
+    "DecodeError",
+    "EncodeError",
+    "Event",
+    "Row",
+    "SchemaError",
+    "UnknownSchemaError",
+    "decode",
+    "encode",
+    "headers",
+    "use_registry",
+]

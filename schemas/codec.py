@@ -1,0 +1,655 @@
+"""Rows of ``event_log`` to record values and back. The one place that imports fastavro.
+
+Framing: Confluent's wire format, a zero byte, the schema id as four bytes, the Avro body. What must stay true:
+
+- decode(encode(row)) equals the row: ids, microseconds, payload and metadata equal as JSON. Whatever a typed field
+  cannot hold to the letter (a field nobody declared, an explicit null where the field may be missing, a moment not
+  written in our form, an amount given as a number) travels as JSON text in ``extra`` and wins when the payload is put
+  together again.
+- A row that does not fit is refused before a byte is produced, with the field in the error.
+- Decoding goes by the schema that the record names, never by today's models.
+
+Which schema of a type is used: the major that ``metadata.schema_version`` states; without one, the newest major that
+the payload fits. An older major is accepted until 30 days after the next was published, judged by the row's
+created_at, so that a replay of an old row does not fail.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from io import BytesIO
+from typing import Any, Protocol, cast
+
+import fastavro
+import orjson
+
+from schemas import published
+from schemas.envelope import Event, Row, major_of
+from schemas.errors import DecodeError, EncodeError, SchemaError, UnknownSchemaError
+from schemas.published import COMMITTED_IDS_FROM, CONTACT_EVENT, CUSTOM, Published
+
+CONTENT_TYPE = b"application/vnd.confluent.avro"
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+# orjson reads integers beyond 64 bits as floats, silently. 19 digits in a row are where that may begin.
+_LONG_DIGITS = re.compile(rb"\d{19}")
+_AMOUNT = re.compile(r"-?\d{1,38}(\.\d{1,38})?")
+_HEADER_LENGTH = 5
+
+Json = dict[str, Any]
+Schema = dict[str, Any]
+
+
+class Registry(Protocol):
+    """A schema registry, when one is configured (``afluente.kafka.schema_registry``)."""
+
+    def id_of(self, entry: Published) -> int:
+        """The registry's id of a published schema; below 0x40000000."""
+
+    def schema_of(self, schema_id: int) -> str | None:
+        """The text of a schema, None when the registry does not know the id."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The public functions
+
+
+_registry: Registry | None = None
+
+
+def use_registry(registry: Registry | None) -> None:
+    """From now on, write new records with this registry's ids (None: the committed ones). Call it before encoding."""
+    global _registry
+    _registry = registry
+    _writers.clear()
+    for schema_id in [i for i in _readers if i < COMMITTED_IDS_FROM]:
+        del _readers[schema_id]
+
+
+def encode(row: Row) -> bytes:
+    """The value of the record that a row becomes. Raises EncodeError naming the field; trying again is no use."""
+    payload = _object(row.payload, "payload")
+    metadata = _object(row.metadata, "metadata")
+    if row.created_at.tzinfo is None:
+        raise EncodeError("created_at", "has no time zone; event times are never naive")
+    record = {
+        "id": str(row.id),
+        "organization_id": str(row.organization_id),
+        "event_type": row.event_type,
+        "entity_kind": row.entity_kind,
+        "entity_id": None if row.entity_id is None else str(row.entity_id),
+        "created_at": (row.created_at - _EPOCH) // _MICROSECOND,
+        "metadata": row.metadata.decode(),
+    }
+    problem: EncodeError | None = None
+    for writer in _writers_for(row, payload, metadata):
+        try:
+            record["payload"] = row.payload.decode() if writer.payload is None else writer.payload(payload, {}, "")
+        except _Misfit as misfit:
+            problem = problem or EncodeError(misfit.field("payload"), misfit.reason)
+            continue
+        body = BytesIO()
+        body.write(writer.header)
+        try:
+            fastavro.schemaless_writer(body, writer.schema, record)
+        except Exception as error:  # what is left is the envelope: a text that is no text, a type that is no type
+            raise EncodeError("row", f"{type(error).__name__}: {error}") from error
+        return body.getvalue()
+    assert problem is not None
+    raise problem
+
+
+def decode(value: bytes) -> Event:
+    """The event in a record value. Raises DecodeError for anything that is not one."""
+    reader, record = _read(value)
+    try:
+        payload = record["payload"]
+        return Event(
+            id=record["id"],
+            organization_id=record["organization_id"],
+            event_type=record["event_type"],
+            entity_kind=record["entity_kind"],
+            entity_id=record["entity_id"],
+            payload=_loads(payload.encode()) if reader.payload is None else reader.payload(payload),
+            metadata=_loads(record["metadata"].encode()),
+            created_at=record["created_at"],
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DecodeError(f"not an event: {type(error).__name__}: {error}") from error
+
+
+def decode_record(value: bytes) -> tuple[str, dict[str, Any]]:
+    """The event type and the raw Avro record (envelope, payload with its ``extra`` maps still apart), for hot paths.
+
+    Moments are datetimes in UTC, ids of the envelope are UUIDs, amounts are text, JSON is text. Raises DecodeError.
+    """
+    _, record = _read(value)
+    event_type = record.get("event_type")
+    if not isinstance(event_type, str):
+        raise DecodeError("not an event: it has no event_type")
+    return event_type, record
+
+
+def headers(row: Row) -> list[tuple[str, bytes]]:
+    """The headers of a row's record: CloudEvents in binary form, the trace, the request and the relay's ``seq``."""
+    result = [
+        ("ce_specversion", b"1.0"),
+        ("ce_id", str(row.id).encode()),
+        ("ce_type", row.event_type.encode()),
+        ("ce_source", f"/organizations/{row.organization_id}".encode()),
+        ("ce_time", row.created_at.astimezone(UTC).isoformat(timespec="microseconds").encode()),
+        ("ce_subject", f"{row.entity_kind}/{row.entity_id}".encode() if row.entity_id else row.entity_kind.encode()),
+        ("content-type", CONTENT_TYPE),
+    ]
+    metadata = _object(row.metadata, "metadata")
+    for key, name in (("traceparent", "traceparent"), ("request_id", "x-request-id")):
+        text = metadata.get(key)
+        if isinstance(text, str) and text:
+            result.append((name, text.encode()))
+    # Rows of EventProducer have no place in event_log and say so with a seq of 0; verification tells them by the lack
+    # of it.
+    if row.seq:
+        result.append(("seq", str(row.seq).encode()))
+    return result
+
+
+def schema_id_of(value: bytes) -> int:
+    """The schema id in a record's framing. Raises DecodeError when there is no framing."""
+    if len(value) < _HEADER_LENGTH or value[0] != 0:
+        raise DecodeError("the value does not begin with a zero byte and a schema id")
+    return int.from_bytes(value[1:_HEADER_LENGTH], "big")
+
+
+def parse_schema(text: str) -> Schema:
+    """An Avro schema as fastavro wants it; raises SchemaError when it is not one."""
+    try:
+        return cast(Schema, fastavro.parse_schema(json.loads(text), named_schemas={}))
+    except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
+        raise SchemaError(f"not an Avro schema: {error}") from error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which schema
+
+
+class _Writer:
+    """One schema that new records can be written with; ``payload`` is None where the payload is carried as text."""
+
+    __slots__ = ("header", "payload", "schema")
+
+    def __init__(self, entry: Published) -> None:
+        schema_id = entry.schema_id if _registry is None else _registry.id_of(entry)
+        self.header = b"\0" + schema_id.to_bytes(4, "big")
+        plain = entry.schema()
+        self.schema = parse_schema(json.dumps(plain))
+        self.payload = _payload_writer(plain)
+
+
+class _Reader:
+    __slots__ = ("payload", "schema")
+
+    def __init__(self, text: str) -> None:
+        plain = json.loads(text)
+        self.schema = parse_schema(text)
+        try:
+            self.payload = _payload_reader(plain)
+        except (KeyError, TypeError, AttributeError, StopIteration) as error:
+            raise DecodeError("the schema of the record is not that of an event") from error
+
+
+_writers: dict[int, _Writer] = {}
+_readers: dict[int, _Reader] = {}
+
+
+def _writer(entry: Published) -> _Writer:
+    writer = _writers.get(entry.number)
+    if writer is None:
+        writer = _writers[entry.number] = _Writer(entry)
+    return writer
+
+
+def _reader(schema_id: int) -> _Reader:
+    reader = _readers.get(schema_id)
+    if reader is not None:
+        return reader
+    # The range decides, before any registry is asked: a committed id must mean the same wherever it is read.
+    if schema_id >= COMMITTED_IDS_FROM:
+        entry = published.by_number().get(schema_id - COMMITTED_IDS_FROM)
+        if entry is None:
+            raise UnknownSchemaError(schema_id, "it was published by a newer release; upgrade this process")
+        reader = _Reader(entry.text())
+    elif _registry is None:
+        raise UnknownSchemaError(schema_id, "it is a registry's and none is configured (SCHEMA_REGISTRY_URL)")
+    else:
+        text = _registry.schema_of(schema_id)
+        if text is None:
+            raise UnknownSchemaError(schema_id, "the configured registry does not know it either")
+        reader = _Reader(text)
+    _readers[schema_id] = reader
+    return reader
+
+
+def _writers_for(row: Row, payload: Json, metadata: Json) -> Iterable[_Writer]:
+    event_type, variant = row.event_type, ""
+    if event_type not in published.event_types():
+        event_type = CUSTOM
+    elif event_type == CONTACT_EVENT:
+        variant = payload.get("contact_event_type") or ""
+        if not isinstance(variant, str):
+            raise EncodeError("payload.contact_event_type", "must be text or null")
+    entries = published.current(event_type, variant)
+    if not entries and variant:
+        # A type that a newer release or a tenant knows: free properties, the type still in its field.
+        variant = ""
+        entries = published.current(event_type, variant)
+    if len(entries) == 1 and "schema_version" not in metadata:
+        return (_writer(entries[0]),)
+    if event_type == CUSTOM:
+        return (_writer(entries[0]),)
+    try:
+        stated = major_of(metadata)
+    except ValueError as error:
+        raise EncodeError("metadata.schema_version", str(error)) from None
+    if stated is not None:
+        entries = tuple(entry for entry in entries if entry.major == stated)
+        if not entries:
+            raise EncodeError("metadata.schema_version", f"{event_type} has no major {stated}")
+    accepted = []
+    for entry in entries:
+        until = published.accepted_until(event_type, variant, entry.major)
+        if until is None or row.created_at <= until:
+            accepted.append(_writer(entry))
+    if not accepted:
+        until = published.accepted_until(event_type, variant, entries[0].major)
+        raise EncodeError(
+            "metadata.schema_version",
+            f"major {entries[0].major} of {event_type} was accepted until {until}; emit the newer one",
+        )
+    return accepted
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# JSON in
+
+
+def _object(text: bytes, field: str) -> Json:
+    """A JSON object from its text. Raises EncodeError naming the place of what JSON, or Avro's text, cannot hold."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        value = _reread(text, field, error)
+    if type(value) is not dict:
+        raise EncodeError(field, f"must be a JSON object, not {_kind(value)}")
+    if _LONG_DIGITS.search(text) is not None:
+        value = json.loads(text)
+    if b"\\u0000" in text:
+        _refuse_unfit_text(value, field)
+    return cast(Json, value)
+
+
+def _loads(text: bytes) -> Any:
+    return json.loads(text) if _LONG_DIGITS.search(text) is not None else orjson.loads(text)
+
+
+def _dumps(value: Any) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # an integer beyond 64 bits
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _reread(text: bytes, field: str, error: Exception) -> Any:
+    """orjson says where in the text, a person wants to know which field: read it again, forgivingly, and look.
+
+    What is left when nothing is wrong are integers too long for orjson, which jsonb holds.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise EncodeError(field, f"is not JSON in UTF-8: {error}") from None
+    _refuse_unfit_text(value, field)
+    return value
+
+
+def _refuse_unfit_text(value: Any, path: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise EncodeError(path, f"{value} is not a JSON number")
+    if isinstance(value, str):
+        if "\0" in value:
+            raise EncodeError(path, "has a NUL character, which Postgres cannot store")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise EncodeError(path, "has a lone surrogate, which is not text in UTF-8")
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _refuse_unfit_text(key, f"{path}.{ascii(key)[1:-1]}")
+            _refuse_unfit_text(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _refuse_unfit_text(inner, f"{path}[{index}]")
+
+
+_KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    return _KINDS.get(type(value), type(value).__name__)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# JSON to Avro, by the schema
+
+
+class _Misfit(Exception):
+    """A value that does not fit; the path grows from the inside out while the error travels."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path: list[str] = []
+
+    def field(self, root: str) -> str:
+        return root + "".join(reversed(self.path))
+
+
+# (value, the extra map of the record around it, its name there) -> the value for Avro
+_Put = Callable[[Any, dict[str, str], str], Any]
+_Take = Callable[[Any], Any]
+
+
+def _payload_writer(schema: Schema) -> _Put | None:
+    kind = _payload_type(schema)
+    return None if isinstance(kind, dict) and kind.get("logicalType") == "json" else _put(kind, {})
+
+
+def _payload_reader(schema: Schema) -> _Take | None:
+    kind = _payload_type(schema)
+    return None if isinstance(kind, dict) and kind.get("logicalType") == "json" else _take(kind, {})
+
+
+def _payload_type(schema: Schema) -> Any:
+    return next(field["type"] for field in schema["fields"] if field["name"] == "payload")
+
+
+def _put(kind: Any, named: dict[str, _Put]) -> _Put:
+    match kind:
+        case str() if kind in named:
+            return named[kind]
+        case "string":
+            return _put_string
+        case "boolean":
+            return _put_boolean
+        case "long":
+            return _put_long
+        case "double":
+            return _put_double
+        case {"logicalType": "timestamp-micros"}:
+            return _put_instant
+        case {"logicalType": "decimal-text"}:
+            return _put_amount
+        case {"logicalType": "json"}:
+            return _put_json
+        case {"type": "array", "items": items}:
+            return _put_array(_put(items, named))
+        case {"type": "map", "values": values}:
+            return _put_map(_put(values, named))
+        case {"type": "enum"}:
+            put = named[kind["name"]] = _put_enum(kind)
+            return put
+        case {"type": "record"}:
+            return _put_record(kind, named)
+    raise SchemaError(f"no way to write {kind!r}")
+
+
+def _put_string(value: Any, extra: dict[str, str], name: str) -> Any:
+    if type(value) is not str:
+        raise _Misfit(f"must be text, not {_kind(value)}")
+    return value
+
+
+def _put_boolean(value: Any, extra: dict[str, str], name: str) -> Any:
+    if type(value) is not bool:
+        raise _Misfit(f"must be true or false, not {_kind(value)}")
+    return value
+
+
+def _put_long(value: Any, extra: dict[str, str], name: str) -> Any:
+    if type(value) is not int:
+        # 3.0 is not taken for 3: the reader would get another JSON text than was sent.
+        raise _Misfit(f"must be a whole number, not {_kind(value) if type(value) is not float else value}")
+    if not _INT64_MIN <= value <= _INT64_MAX:
+        raise _Misfit(f"{value} is beyond 64 bits")
+    return value
+
+
+def _put_double(value: Any, extra: dict[str, str], name: str) -> Any:
+    if type(value) is float:
+        return value
+    if type(value) is not int:
+        raise _Misfit(f"must be a number, not {_kind(value)}")
+    try:
+        held = float(value)
+    except OverflowError:
+        raise _Misfit(f"{value} is beyond a double") from None
+    if held != value:
+        raise _Misfit(f"{value} has more digits than a double holds")
+    return held
+
+
+def _put_instant(value: Any, extra: dict[str, str], name: str) -> Any:
+    if type(value) is not str:
+        raise _Misfit(f"must be a moment as ISO 8601 text, not {_kind(value)}")
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise _Misfit(f"{value!r} is not a moment in ISO 8601") from None
+    if moment.tzinfo is None:
+        raise _Misfit(f"{value!r} has no offset from UTC; moments are never naive")
+    try:
+        moment = moment.astimezone(UTC)
+    except OverflowError:
+        raise _Misfit(f"{value!r} is outside the years 1 to 9999 in UTC") from None
+    if moment.isoformat(timespec="microseconds") != value:
+        extra[name] = _dumps(value)
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def _put_amount(value: Any, extra: dict[str, str], name: str) -> Any:
+    if type(value) is str:
+        if _AMOUNT.fullmatch(value) is None:
+            raise _Misfit(f"{value!r} is not a decimal such as '297.90'")
+        return value
+    if type(value) not in (int, float):
+        raise _Misfit(f"must be a decimal as text, not {_kind(value)}")
+    text = format(Decimal(repr(value)), "f")
+    if _AMOUNT.fullmatch(text) is None:
+        raise _Misfit(f"{value} has too many digits for an amount")
+    extra[name] = _dumps(value)
+    return text
+
+
+def _put_json(value: Any, extra: dict[str, str], name: str) -> Any:
+    return _dumps(value)
+
+
+def _put_array(item: _Put) -> _Put:
+    def put(value: Any, extra: dict[str, str], name: str) -> Any:
+        if type(value) is not list:
+            raise _Misfit(f"must be a list, not {_kind(value)}")
+        result = []
+        for index, inner in enumerate(value):
+            try:
+                result.append(item(inner, extra, name))
+            except _Misfit as misfit:
+                misfit.path.append(f"[{index}]")
+                raise
+        return result
+
+    return put
+
+
+def _put_map(item: _Put) -> _Put:
+    def put(value: Any, extra: dict[str, str], name: str) -> Any:
+        if type(value) is not dict:
+            raise _Misfit(f"must be an object, not {_kind(value)}")
+        result = {}
+        for key, inner in value.items():
+            try:
+                result[key] = item(inner, extra, name)
+            except _Misfit as misfit:
+                misfit.path.append(f".{key}")
+                raise
+        return result
+
+    return put
+
+
+def _put_enum(kind: Schema) -> _Put:
+    # The default is what a reader makes of symbols it does not know; nobody says it.
+    symbols = frozenset(kind["symbols"]) - {kind.get("default")}
+    choices = ", ".join(symbol for symbol in kind["symbols"] if symbol in symbols)
+
+    def put(value: Any, extra: dict[str, str], name: str) -> Any:
+        if type(value) is not str or value not in symbols:
+            raise _Misfit(f"must be one of {choices}, not {value!r}")
+        return value
+
+    return put
+
+
+def _put_record(kind: Schema, named: dict[str, _Put]) -> _Put:
+    # (name, may be missing, may be null, is free JSON, how)
+    fields: list[tuple[str, bool, bool, bool, _Put]] = []
+
+    def put(value: Any, extra: dict[str, str], name: str) -> Any:
+        if type(value) is not dict:
+            raise _Misfit(f"must be an object, not {_kind(value)}")
+        record: dict[str, Any] = {}
+        own: dict[str, str] = {}
+        found = 0
+        for field, optional, nullable, free, convert in fields:
+            try:
+                inner = value[field]
+            except KeyError:
+                if not optional:
+                    misfit = _Misfit("is required and missing")
+                    misfit.path.append(f".{field}")
+                    raise misfit from None
+                record[field] = None
+                continue
+            found += 1
+            if inner is None and not free:
+                if not nullable:
+                    misfit = _Misfit("must not be null")
+                    misfit.path.append(f".{field}")
+                    raise misfit
+                record[field] = None
+                if optional:
+                    own[field] = "null"  # else it would come back as missing
+                continue
+            try:
+                record[field] = convert(inner, own, field)
+            except _Misfit as misfit:
+                misfit.path.append(f".{field}")
+                raise
+        if found != len(value):
+            for key, inner in value.items():
+                if key not in declared:
+                    own[key] = _dumps(inner)
+        record["extra"] = own
+        return record
+
+    named[kind["name"]] = put
+    for field in kind["fields"]:
+        if field["name"] != "extra":
+            inner = field["type"]
+            nullable = isinstance(inner, list)
+            if nullable:
+                inner = inner[1]
+            free = isinstance(inner, dict) and inner.get("logicalType") == "json"
+            fields.append((field["name"], "default" in field, nullable, free, _put(inner, named)))
+    declared = frozenset(field[0] for field in fields)
+    return put
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Avro to JSON, by the schema
+
+
+def _take(kind: Any, named: dict[str, _Take]) -> _Take:
+    match kind:
+        case str() if kind in named:
+            return named[kind]
+        case {"logicalType": "timestamp-micros"}:
+            return _take_instant
+        case {"logicalType": "json"}:
+            return _take_json
+        case {"type": "array", "items": items}:
+            item = _take(items, named)
+            return _as_it_is if item is _as_it_is else lambda value: [item(inner) for inner in value]
+        case {"type": "map", "values": values}:
+            item = _take(values, named)
+            return _as_it_is if item is _as_it_is else lambda value: {key: item(inner) for key, inner in value.items()}
+        case {"type": "record"}:
+            return _take_record(kind, named)
+        case {"type": "enum"}:
+            named[kind["name"]] = _as_it_is
+    return _as_it_is
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _take_instant(value: Any) -> Any:
+    return value.isoformat(timespec="microseconds")
+
+
+def _take_json(value: Any) -> Any:
+    return _loads(value.encode())
+
+
+def _take_record(kind: Schema, named: dict[str, _Take]) -> _Take:
+    fields: list[tuple[str, bool, _Take]] = []
+
+    def take(record: Any) -> Any:
+        result: dict[str, Any] = {}
+        for field, optional, convert in fields:
+            value = record[field]
+            if value is not None:
+                result[field] = convert(value)
+            elif not optional:
+                result[field] = None
+        extra = record["extra"]
+        if extra:
+            for key, text in extra.items():
+                result[key] = _loads(text.encode())
+        return result
+
+    named[kind["name"]] = take
+    for field in kind["fields"]:
+        if field["name"] != "extra":
+            inner = field["type"]
+            if isinstance(inner, list):
+                inner = inner[1]
+            fields.append((field["name"], "default" in field, _take(inner, named)))
+    return take
+
+
+def _read(value: bytes) -> tuple[_Reader, dict[str, Any]]:
+    reader = _reader(schema_id_of(value))
+    body = BytesIO(value)
+    body.seek(_HEADER_LENGTH)
+    try:
+        record = fastavro.schemaless_reader(body, reader.schema, None)
+    except Exception as error:  # random bytes make fastavro raise anything from EOFError to OverflowError
+        raise DecodeError(f"the bytes do not fit their schema: {type(error).__name__}: {error}") from error
+    if body.tell() != len(value):
+        raise DecodeError(f"{len(value) - body.tell()} bytes are left over after the record")
+    return reader, cast(dict[str, Any], record)

@@ -1,0 +1,1 @@
+"""The payload of each event type as a pydantic model, one module per family."""

@@ -1,0 +1,61 @@
+"""ai.*: what the bot said, cost and noticed."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.events.base import Instant, Payload
+
+
+class Responded(Payload):
+    """The bot answered. Costs are in cents and can be fractions of one; latency is in milliseconds."""
+
+    conversation_id: str
+    message_id: str
+    model: str
+    tokens_in: int
+    tokens_out: int
+    cost_cents: float
+    latency_ms: float
+
+
+class HandoffTriggered(Payload):
+    """The bot gave the conversation to a person."""
+
+    conversation_id: str
+    reason: str
+    from_: Literal["bot"] = Field(alias="from")
+    to_user_id: str | None = None
+
+
+class SentimentAlert(Payload):
+    """A contact is angry or frustrated."""
+
+    conversation_id: str
+    sentiment: Literal["angry", "frustrated"]
+    score: float
+
+
+class BudgetWarning(Payload):
+    """The day's budget for AI is nearly used; pct_used is in percent."""
+
+    pct_used: float
+    daily_budget_cents: float
+    current_cents: float
+
+
+class BudgetThrottled(Payload):
+    """The day's budget for AI is used; the bot is silent until throttle_until."""
+
+    daily_budget_cents: float
+    current_cents: float
+    throttle_until: Instant
+
+
+EVENTS: dict[str, type[Payload]] = {
+    "ai.responded": Responded,
+    "ai.handoff_triggered": HandoffTriggered,
+    "ai.sentiment_alert": SentimentAlert,
+    "ai.budget_warning": BudgetWarning,
+    "ai.budget_throttled": BudgetThrottled,
+}
