@@ -23,7 +23,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 def get_logger(name: str) -> FilteringBoundLogger:
     """A logger; `name` becomes the field `logger`. May be called on import: it takes its shape at the first line."""
-    return cast(FilteringBoundLogger, structlog.get_logger(logger=name))
+    return cast(FilteringBoundLogger, structlog.get_logger(logger_name=name))
 
 
 bind = structlog.contextvars.bind_contextvars
@@ -34,6 +34,7 @@ def configure(level: str = "info", format: str = "text", stream: TextIO | None =
     stream = stream or sys.stderr
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
+        _named,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info if format == "json" else _keep,
@@ -63,6 +64,13 @@ def configure(level: str = "info", format: str = "text", stream: TextIO | None =
     root.setLevel(logging.DEBUG if level == "debug" else max(_LEVELS[level], logging.WARNING))
     for chatty in ("asyncio", "aiokafka", "faust", "mode", "urllib3"):
         logging.getLogger(chatty).setLevel(max(_LEVELS[level], logging.WARNING))
+
+
+def _named(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    # structlog has an argument called logger, so the field cannot be given by that name.
+    if (name := event.pop("logger_name", None)) is not None:
+        event["logger"] = name
+    return event
 
 
 def _from_library(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

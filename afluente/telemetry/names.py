@@ -18,7 +18,17 @@ EVENTS: dict[str, str] = {
     "worker.dead": "a delivery is a dead letter",
     # stream
     "stream.ready": "the Faust app has its partitions",
+    "stream.assigned": "partitions are claimed and read on from their fences",
     "stream.committed": "one fetch is folded into the summaries, offsets included",
+    "stream.dead": "a record could not be folded; it is kept in stream_dead_letter",
+    "stream.divided": "a fetch was refused by the database; it is being halved to find the record",
+    "stream.display_failed": "the offsets shown in Kafka could not be committed; nothing depends on them",
+    "stream.fenced": "another process has claimed the partitions; this one ends",
+    "stream.gap": "records were deleted by retention before they were folded",
+    "stream.look_failed": "the watchdog could not read the numbers, and will look again",
+    "stream.retrying": "Kafka, Postgres or the registry is away; tried again",
+    "stream.stopped": "the stream application has ended as asked",
+    "stream.stuck": "records are waiting and nothing moves; the process ends",
     # web
     "web.ready": "the HTTP server accepts connections",
     # local stack
