@@ -1,0 +1,126 @@
+"""Runs the Faust app as a process: starts it, stops it within a deadline, and ends at once when it cannot go on.
+
+Exit statuses: 0 stopped by a signal, 70 an error nobody can wait out (or the partitions are another's), 71 work
+waiting and no progress. The process always ends by `os._exit`: Faust's own stop can wait for ever, and the fences in
+Postgres make any end safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from confluent_kafka import KafkaException
+
+from afluente import kafka as clients
+from afluente import telemetry
+from afluente.errors import Unavailable
+from afluente.settings import KafkaSettings
+from streams import app as faust_app
+from streams.consumer import Folding
+from streams.errors import Unfit
+from streams.summaries.sink import Sink
+from streams.watchdog import PATIENCE_S, Watchdog
+
+STOP_WITHIN_S = 10.0
+FAILED = 70
+TOPIC_TIMEOUT_S = 10.0
+
+log = telemetry.get_logger(__name__)
+
+
+def run(
+    kafka: KafkaSettings,
+    database_url: str,
+    *,
+    topic: str,
+    partitions: int,
+    member_id: str,
+    web_port: int | None = None,
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """Fold `topic` into the summaries until a signal comes. Does not return: the process ends.
+
+    Unfit or Unavailable before anything is started when the set-up is not one to run with.
+    """
+    check_topic(kafka, topic, partitions)
+    abandon = threading.Event()
+    sink = Sink(database_url, application_name=f"{faust_app.APP_ID}/{member_id}", abandon=abandon)
+    folding = Folding(sink=sink, topic=topic, exit=end, abandon=abandon)
+    app = faust_app.build(kafka, folding, member_id=member_id, web_port=web_port)
+    watchdog = Watchdog(
+        waiting=lambda: folding.behind() + folding.in_hand,
+        progress=lambda: folding.moves,
+        exit=end,
+        patience_s=patience_s,
+    )
+    loop = app.loop
+    stop = asyncio.Event()
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        log.info("process.stopping", signal=signal.Signals(number).name)
+        # Armed in the handler itself: the event loop may be what hangs.
+        deadline = threading.Timer(STOP_WITHIN_S, end, (0, f"not stopped within {STOP_WITHIN_S:.0f} s"))
+        deadline.daemon = True
+        deadline.start()
+        loop.call_soon_threadsafe(stop.set)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    watchdog.start()
+    loop.run_until_complete(_serve(app, stop))
+
+
+def check_topic(kafka: KafkaSettings, topic: str, partitions: int) -> None:
+    """Unfit when the topic is not there, or has another number of partitions than declared."""
+    try:
+        metadata = clients.admin(kafka).list_topics(topic, timeout=TOPIC_TIMEOUT_S).topics[topic]
+    except KafkaException as error:
+        raise Unavailable(f"Kafka does not answer: {error.args[0].str()}", hint="afluente doctor") from error
+    if metadata.error is not None or not metadata.partitions:
+        raise Unfit(f"topic {topic} does not exist", hint="afluente topics apply")
+    if len(metadata.partitions) != partitions:
+        raise Unfit(
+            f"topic {topic} has {len(metadata.partitions)} partitions, but {partitions} are declared: "
+            "organizations would not be where they are looked for",
+            hint="afluente topics plan",
+        )
+
+
+def end(status: int, reason: str) -> None:
+    """End the process now."""
+    if status:
+        log.error("process.failed", status=status, error=reason)
+    else:
+        log.info("stream.stopped", reason=reason)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+async def _serve(app: Any, stop: asyncio.Event) -> None:
+    stopped = asyncio.ensure_future(stop.wait())
+    # start() returns when the first assignment is complete, which may be never.
+    started = asyncio.ensure_future(app.start())
+    crashed = asyncio.ensure_future(app._crashed.wait())
+    try:
+        await asyncio.wait({stopped, started, crashed}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done() and not crashed.done():
+            await started
+            await asyncio.wait({stopped, crashed}, return_when=asyncio.FIRST_COMPLETED)
+    except Exception as error:
+        log.exception("process.failed", error=f"{type(error).__name__}: {error}")
+        end(FAILED, f"{type(error).__name__}: {error}")
+    if not stopped.done():
+        reason = app.crash_reason
+        log.error("process.failed", error=repr(reason), exc_info=reason)
+        end(FAILED, f"Faust crashed: {reason!r}")
+    await app.stop()
+    app.folding.executor.shutdown(wait=True)
+    app.folding.sink.close()
+    end(0, "stopped by a signal")
