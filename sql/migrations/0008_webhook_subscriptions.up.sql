@@ -13,7 +13,6 @@ CREATE TABLE webhook_subscriptions (
     last_error           text CHECK (char_length(last_error) <= 1000),
     -- When the latest failed attempt had begun: a success that began before it does not hide it.
     last_failure_at      timestamptz,
-    last_success_at      timestamptz,
     created_at           timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at           timestamptz NOT NULL DEFAULT clock_timestamp(),
     UNIQUE (organization_id, id),
@@ -30,7 +29,7 @@ CREATE INDEX webhook_subscriptions_enabled ON webhook_subscriptions (organizatio
 SELECT tenancy.protect('webhook_subscriptions');
 GRANT SELECT, INSERT, UPDATE, DELETE ON webhook_subscriptions TO afluente_app, afluente_admin, afluente_worker;
 
--- The secret in use has no end; the one before it, while the subscriber changes over, has. Sealed: purpose 'webhook-subscription'.
+-- The secret in use has no end; the one before it, while the subscriber changes over, has. Sealed for one subscription.
 CREATE TABLE webhook_subscription_secrets (
     id              uuid PRIMARY KEY DEFAULT uuidv7(),
     organization_id uuid NOT NULL,

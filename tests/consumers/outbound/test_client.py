@@ -1,6 +1,7 @@
 """The client against real sockets: what it connects to, how long it takes, what it does not follow."""
 
 import asyncio
+import contextlib
 import gzip
 import ipaddress
 import socket
@@ -8,6 +9,7 @@ import ssl
 import subprocess
 import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,18 +29,58 @@ async def receiver():
 
 
 @pytest.fixture
-async def listener():
+async def serve():
+    """Starts servers of a few lines, ``connected(reader, writer)``; ends them with every connection they still hold."""
+    servers, handlers = [], []
+
+    async def start(connected):
+        async def handle(reader, writer):
+            handlers.append(asyncio.current_task())
+            try:
+                with contextlib.suppress(ConnectionError):
+                    await connected(reader, writer)
+            finally:
+                writer.close()
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
+
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        servers.append(server)
+        return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+
+    yield start
+    for server in servers:
+        server.close()
+    for handler in handlers:
+        handler.cancel()
+    await asyncio.gather(*handlers, return_exceptions=True)
+
+
+@pytest.fixture
+async def answers(serve):
+    """Starts a server that answers these bytes to anything."""
+
+    async def start(answer):
+        async def connected(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+
+        return await serve(connected)
+
+    return start
+
+
+@pytest.fixture
+async def listener(serve):
     """A bare listener that counts who connects: for targets that must never be reached."""
     reached = []
 
     async def connected(reader, writer):
         reached.append(writer.get_extra_info("peername"))
-        writer.close()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    server.reached = reached
-    async with server:
-        yield server
+    url = await serve(connected)
+    return SimpleNamespace(url=url, port=int(url.rstrip("/").rpartition(":")[2]), reached=reached)
 
 
 def looks_up(*answers):
@@ -51,18 +93,6 @@ def looks_up(*answers):
 
     lookup.calls = 0
     return lookup
-
-
-async def raw_server(answer):
-    """A server that answers these bytes to anything."""
-
-    async def connected(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
-        await writer.drain()
-        writer.close()
-
-    return await asyncio.start_server(connected, "127.0.0.1", 0)
 
 
 async def test_posts_the_bytes_it_was_given(receiver):
@@ -78,7 +108,7 @@ async def test_posts_the_bytes_it_was_given(receiver):
 async def test_the_switch_for_local_networks_is_off_by_default(listener):
     async with OutboundClient(https_only=False) as client:
         with pytest.raises(TargetRefused):
-            await client.post(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/", b"", {})
+            await client.post(listener.url, b"", {})
     assert listener.reached == []
 
 
@@ -91,10 +121,10 @@ async def test_host_header_is_the_name_and_the_socket_goes_to_the_checked_addres
     assert lookup.calls == 1
 
 
-@pytest.mark.parametrize("answers", [[LOCAL], [PUBLIC, LOCAL], [LOCAL, PUBLIC], [PUBLIC, (socket.AF_INET6, "::1")]])
-async def test_a_name_with_one_bad_answer_is_refused_before_anything_connects(listener, answers):
-    port = listener.sockets[0].getsockname()[1]
-    async with OutboundClient(https_only=False, lookup=looks_up(answers)) as client:
+@pytest.mark.parametrize("found", [[LOCAL], [PUBLIC, LOCAL], [LOCAL, PUBLIC], [PUBLIC, (socket.AF_INET6, "::1")]])
+async def test_a_name_with_one_bad_answer_is_refused_before_anything_connects(listener, found):
+    port = listener.port
+    async with OutboundClient(https_only=False, lookup=looks_up(found)) as client:
         with pytest.raises(TargetRefused) as caught:
             await client.post(f"http://hooks.example.com:{port}/", b"", {})
     assert listener.reached == []
@@ -119,7 +149,7 @@ def test_a_socket_to_a_bad_address_is_not_even_made():
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_redirects_are_answers_not_directions(receiver, listener, status):
-    port = listener.sockets[0].getsockname()[1]
+    port = listener.port
     receiver.order("a", {"do": "answer", "status": status, "location": f"http://127.0.0.1:{port}/"})
     async with OutboundClient(https_only=False, allowed=LOOPBACK) as client:
         answer = await client.post(receiver.url("a"), b"{}", {})
@@ -129,7 +159,7 @@ async def test_redirects_are_answers_not_directions(receiver, listener, status):
 
 async def test_proxies_of_the_environment_are_not_used(receiver, listener, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+        monkeypatch.setenv(name, listener.url)
     async with OutboundClient(https_only=False, allowed=LOOPBACK) as client:
         assert (await client.post(receiver.url("a"), b"{}", {})).is_success
     assert listener.reached == []
@@ -165,7 +195,7 @@ async def test_a_dripping_body_does_not_outlive_the_deadline_and_its_status_coun
     assert set(answer.snippet) == {"."}
 
 
-async def test_headers_that_drip_do_not_outlive_the_deadline():
+async def test_headers_that_drip_do_not_outlive_the_deadline(serve):
     async def connected(reader, writer):
         writer.write(b"HTTP/1.1 200 OK\r\n")
         while not writer.is_closing():
@@ -173,11 +203,10 @@ async def test_headers_that_drip_do_not_outlive_the_deadline():
             await writer.drain()
             await asyncio.sleep(0.05)
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    url = await serve(connected)
     async with OutboundClient(https_only=False, allowed=LOOPBACK, deadline_s=0.3) as client:
         with pytest.raises(CallFailed):
-            await client.post(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", b"{}", {})
-    server.close()
+            await client.post(url, b"{}", {})
 
 
 async def test_a_connection_cut_before_the_answer_is_a_failure(receiver):
@@ -214,43 +243,37 @@ async def test_a_name_that_cannot_be_resolved_is_a_failure_that_may_pass():
 
 
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.6\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000])
-async def test_an_answer_that_is_no_http_fails_and_its_bytes_are_not_repeated(answer):
-    server = await raw_server(answer)
+async def test_an_answer_that_is_no_http_fails_and_its_bytes_are_not_repeated(answers, answer):
+    url = await answers(answer)
     async with OutboundClient(https_only=False, allowed=LOOPBACK) as client:
         with pytest.raises(CallFailed) as caught:
-            await client.post(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", b"{}", {})
+            await client.post(url, b"{}", {})
     assert caught.value.kind == "unreadable"
     assert "SSH" not in str(caught.value)
-    server.close()
 
 
-async def test_only_the_start_of_a_long_body_is_read():
-    server = await raw_server(b"HTTP/1.1 500 No\r\nContent-Length: 100000000\r\n\r\n" + b"x" * 1_000_000)
+async def test_only_the_start_of_a_long_body_is_read(answers):
+    url = await answers(b"HTTP/1.1 500 No\r\nContent-Length: 100000000\r\n\r\n" + b"x" * 1_000_000)
     async with OutboundClient(https_only=False, allowed=LOOPBACK) as client:
-        answer = await client.post(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", b"{}", {})
+        answer = await client.post(url, b"{}", {})
     assert answer.status == 500
     assert answer.snippet == "x" * 1000
-    server.close()
 
 
-async def test_a_decompression_bomb_stays_small():
+async def test_a_decompression_bomb_stays_small(answers):
     bomb = gzip.compress(b"y" * 50_000_000)
     assert len(bomb) > MAX_READ
-    server = await raw_server(
-        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb) + bomb
-    )
+    url = await answers(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb) + bomb)
     async with OutboundClient(https_only=False, allowed=LOOPBACK) as client:
-        answer = await client.post(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", b"{}", {})
+        answer = await client.post(url, b"{}", {})
     assert answer.snippet == "y" * 1000
-    server.close()
 
 
-async def test_a_snippet_can_be_stored_as_text():
-    server = await raw_server(b"HTTP/1.1 400 No\r\n\r\na\x00b\nc\xff")
+async def test_a_snippet_can_be_stored_as_text(answers):
+    url = await answers(b"HTTP/1.1 400 No\r\n\r\na\x00b\nc\xff")
     async with OutboundClient(https_only=False, allowed=LOOPBACK) as client:
-        answer = await client.post(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", b"{}", {})
+        answer = await client.post(url, b"{}", {})
     assert answer.snippet == "a b c\ufffd"
-    server.close()
 
 
 async def test_a_hanging_host_holds_up_nobody_else(receiver):
