@@ -290,6 +290,14 @@ class ToolSettings(Settings):
     environment: EnvironmentSettings
 
 
+class TopicsSettings(Settings):
+    """`afluente topics`: the cluster only."""
+
+    kafka: KafkaSettings
+    log: LogSettings
+    environment: EnvironmentSettings
+
+
 class MigrateSettings(Settings):
     """`afluente migrate`: Postgres only."""
 
@@ -337,3 +345,13 @@ class WebSettings(Settings):
     log: LogSettings
     environment: EnvironmentSettings
     secrets: SecretSettings
+
+
+class SubscriptionSettings(Settings):
+    """`afluente webhook`, its outgoing half: Postgres, the keys that seal, and what may be called."""
+
+    postgres: PostgresSettings
+    log: LogSettings
+    environment: EnvironmentSettings
+    secrets: SecretSettings
+    outbound: OutboundSettings

@@ -31,11 +31,14 @@ async def receiver():
 @pytest.fixture
 async def serve():
     """Starts servers of a few lines, ``connected(reader, writer)``; ends them with every connection they still hold."""
-    servers, handlers = [], []
+    servers: list[asyncio.Server] = []
+    handlers: list[asyncio.Task] = []
 
     async def start(connected):
         async def handle(reader, writer):
-            handlers.append(asyncio.current_task())
+            task = asyncio.current_task()
+            assert task is not None
+            handlers.append(task)
             try:
                 with contextlib.suppress(ConnectionError):
                     await connected(reader, writer)
@@ -83,16 +86,16 @@ async def listener(serve):
     return SimpleNamespace(url=url, port=int(url.rstrip("/").rpartition(":")[2]), reached=reached)
 
 
-def looks_up(*answers):
-    """A resolver that gives these answers, one list a call, and counts the calls."""
-    rounds = list(answers)
+class LooksUp:
+    """A resolver that gives these answers, one list a call and the last one for ever, and counts the calls."""
 
-    async def lookup(host, port):
-        lookup.calls += 1
-        return rounds.pop(0) if len(rounds) > 1 else rounds[0]
+    def __init__(self, *answers):
+        self.rounds = list(answers)
+        self.calls = 0
 
-    lookup.calls = 0
-    return lookup
+    async def __call__(self, host, port):
+        self.calls += 1
+        return self.rounds.pop(0) if len(self.rounds) > 1 else self.rounds[0]
 
 
 async def test_posts_the_bytes_it_was_given(receiver):
@@ -113,7 +116,7 @@ async def test_the_switch_for_local_networks_is_off_by_default(listener):
 
 
 async def test_host_header_is_the_name_and_the_socket_goes_to_the_checked_address(receiver):
-    lookup = looks_up([LOCAL])
+    lookup = LooksUp([LOCAL])
     async with OutboundClient(https_only=False, allowed=LOOPBACK, lookup=lookup) as client:
         await client.post(f"http://hooks.example.com:{receiver.port}/hooks/a", b"{}", {})
     (call,) = receiver.endpoint("a").received
@@ -124,7 +127,7 @@ async def test_host_header_is_the_name_and_the_socket_goes_to_the_checked_addres
 @pytest.mark.parametrize("found", [[LOCAL], [PUBLIC, LOCAL], [LOCAL, PUBLIC], [PUBLIC, (socket.AF_INET6, "::1")]])
 async def test_a_name_with_one_bad_answer_is_refused_before_anything_connects(listener, found):
     port = listener.port
-    async with OutboundClient(https_only=False, lookup=looks_up(found)) as client:
+    async with OutboundClient(https_only=False, lookup=LooksUp(found)) as client:
         with pytest.raises(TargetRefused) as caught:
             await client.post(f"http://hooks.example.com:{port}/", b"", {})
     assert listener.reached == []
@@ -132,7 +135,7 @@ async def test_a_name_with_one_bad_answer_is_refused_before_anything_connects(li
 
 
 async def test_rebinding_the_name_is_looked_up_again_for_each_call_and_judged_again(receiver, listener):
-    lookup = looks_up([LOCAL], [(socket.AF_INET, "10.0.0.1")])
+    lookup = LooksUp([LOCAL], [(socket.AF_INET, "10.0.0.1")])
     async with OutboundClient(https_only=False, allowed=LOOPBACK, lookup=lookup) as client:
         assert (await client.post(f"http://hooks.example.com:{receiver.port}/hooks/a", b"{}", {})).is_success
         with pytest.raises(TargetRefused):
@@ -311,7 +314,7 @@ async def test_tls_is_verified_against_the_name(tmp_path):
     async with Receiver(ssl_context=serving) as receiver:
         url = f"https://hooks.example.com:{receiver.port}/hooks/a"
         async with OutboundClient(
-            https_only=True, allowed=LOOPBACK, lookup=looks_up([LOCAL]), ssl_context=trusting
+            https_only=True, allowed=LOOPBACK, lookup=LooksUp([LOCAL]), ssl_context=trusting
         ) as client:
             assert (await client.post(url, b"{}", {})).is_success
             with pytest.raises(CallFailed) as caught:
@@ -319,7 +322,7 @@ async def test_tls_is_verified_against_the_name(tmp_path):
             assert caught.value.kind == "tls"
             with pytest.raises(TargetRefused):
                 await client.post(url.replace("https", "http"), b"{}", {})
-        async with OutboundClient(https_only=True, allowed=LOOPBACK, lookup=looks_up([LOCAL])) as client:
+        async with OutboundClient(https_only=True, allowed=LOOPBACK, lookup=LooksUp([LOCAL])) as client:
             with pytest.raises(CallFailed) as caught:
                 await client.post(url, b"{}", {})
             assert caught.value.kind == "tls"

@@ -1,0 +1,157 @@
+"""The outgoing half of `afluente webhook`: who is told about events, with which secret, and bringing back what died.
+
+Keys of the JSON: subscribe and rotate-secret give `id, secret` (and `url`, `event_types` or `old_valid_until`);
+subscriptions gives `id, organization_id, url, event_types, description, enabled, disabled_reason, disabled_at,
+consecutive_failures, last_error, last_success_at, created_at`; enable gives `id, organization_id, disabled_at`.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+from afluente.cli.exits import Exit
+from afluente.cli.output import Format, FormatOption, say, show
+
+if TYPE_CHECKING:
+    from afluente.secrets import Keyring
+    from afluente.settings import SubscriptionSettings
+
+app = typer.Typer()
+
+SubscriptionArgument = Annotated[UUID, typer.Argument(metavar="SUBSCRIPTION", help="its id")]
+OrganizationOption = Annotated[UUID | None, typer.Option("--org", help="only this organization's")]
+
+
+@app.command()
+def subscribe(
+    url: Annotated[str, typer.Argument(help="where deliveries are posted")],
+    organization: Annotated[UUID, typer.Option("--org", help="whose events")],
+    event_type: Annotated[
+        list[str] | None, typer.Option("--type", help="an event type; may be repeated. Without it: all but webhook.*")
+    ] = None,
+    description: Annotated[str, typer.Option("--description", help="for people")] = "",
+    format: FormatOption = Format.text,
+) -> None:
+    """Tell a URL about an organization's events. The secret that signs deliveries is shown once, here.
+
+    \b
+    Examples:
+      afluente webhook subscribe https://example.com/hooks --org ORG --type lead.created --type lead.won
+      afluente webhook subscribe https://example.com/hooks --org ORG --format json
+    """
+    from afluente import postgres
+    from consumers.outbound import subscriptions
+    from consumers.outbound.addresses import TargetRefused, parse_target
+
+    settings = _read()
+    keyring = _keyring(settings)
+    try:
+        parse_target(
+            url,
+            https_only=settings.environment.environment == "production",
+            allowed=settings.outbound.allow_networks,
+        )
+    except TargetRefused as refused:
+        say(f"afluente: {url} would never be called: {refused}")
+        raise typer.Exit(Exit.USAGE) from None
+    types = event_type or [subscriptions.ALL_EVENTS]
+    with postgres.connect(settings.postgres.dsn, application_name="afluente-webhook") as conn:
+        subscription, secret = subscriptions.create(
+            conn, keyring, organization_id=organization, url=url, event_types=types, description=description
+        )
+    show({"id": subscription, "secret": secret, "url": url, "event_types": types}, format)
+    say("the secret is not shown again; next: afluente webhook subscriptions")
+
+
+@app.command(name="subscriptions")
+def list_subscriptions(organization: OrganizationOption = None, format: FormatOption = Format.text) -> None:
+    """List subscriptions: where they point, whether they are on, and why not. Exit 3 when there are none.
+
+    \b
+    Examples:
+      afluente webhook subscriptions
+      afluente webhook subscriptions --org ORG --format json
+    """
+    from afluente import postgres
+    from consumers.outbound import subscriptions
+
+    with postgres.connect(_read().postgres.dsn, application_name="afluente-webhook") as conn:
+        found = subscriptions.listed(conn, organization)
+    columns = ["id", "url", "event_types", "enabled", "disabled_reason", "consecutive_failures", "last_success_at"]
+    show(found, format, columns)
+    if not found:
+        raise typer.Exit(Exit.FOUND)
+    if any(not row["enabled"] for row in found):
+        say("next: afluente webhook enable SUBSCRIPTION, then afluente webhook recover SUBSCRIPTION --since TIME")
+
+
+@app.command()
+def enable(subscription: SubscriptionArgument, format: FormatOption = Format.text) -> None:
+    """Switch a subscription on again, with a clean count of failures. What died meanwhile stays dead until `recover`.
+
+    Exit 3 when it was on already.
+
+    \b
+    Examples:
+      afluente webhook enable 0198c2a4-...
+      afluente webhook enable 0198c2a4-... --format json
+    """
+    from afluente import postgres
+    from consumers.outbound import subscriptions
+
+    with postgres.connect(_read().postgres.dsn, application_name="afluente-webhook") as conn:
+        done = subscriptions.enable(conn, subscription)
+    show({"id": subscription, "organization_id": done.organization_id, "disabled_at": done.disabled_at}, format)
+    if done.disabled_at is None:
+        say("it was enabled already; its count of failures is 0 now")
+        raise typer.Exit(Exit.FOUND)
+    say(f"next: afluente webhook recover {subscription} --since {done.disabled_at.isoformat(timespec='seconds')}")
+
+
+@app.command(name="rotate-secret")
+def rotate_secret(
+    subscription: SubscriptionArgument,
+    overlap_hours: Annotated[
+        float, typer.Option("--overlap-hours", min=0, help="how long the old secret signs beside the new one")
+    ] = 24.0,
+    format: FormatOption = Format.text,
+) -> None:
+    """Make a new secret and show it, once. Both sign until the old one ends, so that the receiver can change over.
+
+    \b
+    Examples:
+      afluente webhook rotate-secret 0198c2a4-...
+      afluente webhook rotate-secret 0198c2a4-... --overlap-hours 0    the old one leaked
+    """
+    from afluente import postgres
+    from afluente.clock import SystemClock
+    from consumers.outbound import subscriptions
+
+    settings = _read()
+    keyring = _keyring(settings)
+    now = SystemClock().now()
+    overlap = timedelta(hours=overlap_hours)
+    with postgres.connect(settings.postgres.dsn, application_name="afluente-webhook") as conn:
+        secret = subscriptions.rotate_secret(conn, keyring, subscription, now=now, overlap=overlap)
+    show({"id": subscription, "secret": secret, "old_valid_until": now + overlap}, format)
+    say("the secret is not shown again")
+
+
+def _read() -> SubscriptionSettings:
+    from afluente.settings import SubscriptionSettings
+
+    return SubscriptionSettings.read(os.environ)
+
+
+def _keyring(settings: SubscriptionSettings) -> Keyring:
+    from afluente.errors import SettingsError
+    from afluente.secrets import Keyring
+
+    if settings.secrets.keys is None:
+        raise SettingsError([("AFLUENTE_SECRETS_KEY", None, "is required: it seals the secret of a subscription")])
+    return Keyring.parse(settings.secrets.keys.get_secret_value())
