@@ -38,7 +38,7 @@ class PositionRefused(RelayError, Refused):
 
 
 class UndecidedError(RelayError):
-    """`partitions` hold transactions that stay neither committed nor aborted: readers of committed records stop there."""
+    """`partitions` hold transactions that stay open for ever: readers of committed records stop there."""
 
     def __init__(self, partitions: Sequence[tuple[str, int, int]]) -> None:
         self.partitions = tuple(partitions)

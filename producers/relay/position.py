@@ -119,9 +119,7 @@ class Entry:
     def contains(self, tx_id: int, seq: int) -> bool:
         """Is this row in what is left of the open window? The definition; source.py asks Postgres the same."""
         window = self._open_window()
-        return (
-            window.last < seq <= window.t2 and window.s2.shows(tx_id) and (not self.s1.shows(tx_id) or seq > self.t1)
-        )
+        return window.last < seq <= window.t2 and window.s2.shows(tx_id) and (not self.s1.shows(tx_id) or seq > self.t1)
 
     @property
     def top(self) -> int:
@@ -146,7 +144,7 @@ class DatabaseIdentity:
 
 @dataclass(frozen=True, slots=True)
 class KafkaIdentity:
-    """Which cluster a position belongs to, and the id of each topic it publishes to (a topic made anew has a new one)."""
+    """Which cluster a position belongs to, and the ids of its topics (a topic made anew has a new one)."""
 
     cluster_id: str
     topic_ids: Mapping[str, str]
@@ -175,7 +173,8 @@ class Identity:
             )
         if was.oid != found.oid:
             found_out.append(
-                f"the database is another one ({found.name}, oid {found.oid}; the position's is {was.name}, oid {was.oid})"
+                f"the database is another one ({found.name}, oid {found.oid}; "
+                f"the position's is {was.name}, oid {was.oid})"
             )
         if self.kafka.cluster_id != now.kafka.cluster_id:
             found_out.append(

@@ -94,7 +94,10 @@ def test_position_survives_its_text(position):
         ({"entries": [{"slots": [[0, 255]], "s1": "3:3:", "t1": 5, "s2": "3:3:", "t2": 9}]}, "has s2, t2 only"),
         ({"entries": [{"slots": [[0, 255]], "s1": "3:3:", "t1": 5, "s2": "3:3:", "t2": 4, "last": 0}]}, "highest"),
         ({"entries": [{"slots": [[0, 256]], "s1": "3:3:", "t1": 5}]}, "leave 0-255"),
-        ({"entries": [{"slots": [[0, 9]], "s1": "3:3:", "t1": 5}, {"slots": [[9, 9]], "s1": "3:3:", "t1": 5}]}, "common"),
+        (
+            {"entries": [{"slots": [[0, 9]], "s1": "3:3:", "t1": 5}, {"slots": [[9, 9]], "s1": "3:3:", "t1": 5}]},
+            "common",
+        ),
         ({"number": None}, "cannot be read"),
     ],
 )
@@ -123,7 +126,7 @@ def test_t_never_falls_and_a_window_starts_empty(entry, snapshot, top):
 
 @given(st.data())
 def test_any_chunking_of_a_window_reads_each_row_once_and_leaves_the_rest_for_the_next(data):
-    """Against sets: what s1 showed up to t1 is published; the window adds what s2 shows up to t2, in the order of seq."""
+    """Against sets: what s1 showed up to t1 is published; the window adds what s2 shows up to t2, in order."""
     tx_ids = st.integers(3, 20)
     rows = data.draw(st.lists(tx_ids, min_size=1, max_size=30))
     table = list(zip(rows, range(1, len(rows) + 1), strict=True))  # (tx_id, seq)

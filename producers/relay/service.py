@@ -1,0 +1,429 @@
+"""The relay as a process: stands by, owns its lane, reads, publishes, and begins anew after whatever goes wrong.
+
+What must stay true:
+- a round (one Kafka session with one Postgres connection) begins with the position read from Kafka and claimed, and
+  ends with the first error of either side. What was in memory ends with it; only who we are and what we had confirmed
+  is kept, to tell a rival from a time-out and to notice a commit that the broker took back;
+- nothing is published before identity, undecided transactions and the sequence were checked;
+- a stop is obeyed within 10 s, whatever is being waited for.
+
+A fenced session looks the same whether the broker timed our transaction out or a rival started. The claim tells: each
+session's first transaction is the unchanged position with this instance's id. The last to have claimed never ends
+itself, so of any number of rivals one lives.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from os import getpid
+
+import psycopg
+
+from afluente import faults, postgres
+from afluente.clock import Clock, SystemClock
+from afluente.errors import Refused
+from afluente.settings import KafkaSettings
+from afluente.telemetry import get_logger, metrics
+from producers.relay import source as reading
+from producers.relay.cluster import Cluster, ClusterFacts
+from producers.relay.errors import PositionError, PositionRefused, SessionLost, Superseded, UndecidedError
+from producers.relay.lease import Lease
+from producers.relay.position import ALL_SLOTS, LAYOUT, Entry, Identity, Position, lane_key
+from producers.relay.publish import FENCED, REFUSED_RECORD, Report, Session, code_of
+from producers.relay.records import Record, record_of
+from producers.relay.source import Facts, Lane, Source, Waiting
+from schemas.topics import Topics
+
+PAUSE_MIN_S, PAUSE_MAX_S, PAUSE_GROWTH = 0.001, 0.05, 1.25
+# A poll is slow while an open transaction has many rows at the end of the table: then poll less, not all the time.
+POLL_SHARE, SLOW_PAUSE_MAX_S = 4, 0.5
+IDLE_POSITION_EVERY_S = 5.0  # an old position makes the next start look through more ids
+DEFERRED_EVERY_S = 0.2
+REPORT_EVERY_S = 1.0
+ROUND_PAUSE_MIN_S, ROUND_PAUSE_MAX_S = 0.05, 1.0
+STOP_GRACE_S = 5.0  # for the chunk in hand; the position makes it safe to give it up
+MAINTENANCE_EVERY_S = 300.0
+PARTITIONS_EVERY_S = 24 * 3600.0
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`chunk_rows`, `chunk_bytes`: bounds of one Kafka transaction. `log_records`: one log line for each record."""
+
+    take_over: bool = False
+    log_records: bool = False
+    chunk_rows: int = reading.CHUNK_ROWS
+    chunk_bytes: int = reading.CHUNK_BYTES
+
+
+class Relay:
+    """One lane's relay. `run` until `stop`; raises what a person must decide (Superseded, PositionRefused, ...)."""
+
+    def __init__(
+        self,
+        kafka_settings: KafkaSettings,
+        postgres_url: str,
+        options: Options | None = None,
+        *,
+        clock: Clock | None = None,
+        lane: int = 0,
+    ) -> None:
+        self._kafka_settings, self._postgres_url = kafka_settings, postgres_url
+        self._options, self._clock, self._lane = options or Options(), clock or SystemClock(), lane
+        self._topics = Topics(kafka_settings.topic_prefix)
+        self._key = lane_key(LAYOUT, lane)
+        self._name = kafka_settings.topic_prefix + self._key  # transactional ids have no prefix of their own
+        self.instance = f"{socket.gethostname()}-{getpid()}-{secrets.token_hex(3)}"
+        self._lease = Lease(postgres_url, self._name, self.instance)
+        self._stop = threading.Event()
+        self._stopped_at: float | None = None
+        self._tally = _Tally(self._name)
+        # What outlives a round.
+        self._claimed = False
+        self._confirmed = 0  # number of our last transaction that Kafka confirmed
+        self._fenced = False
+        self._sending: Sequence[Record] = ()  # rows whose transaction is under way
+        self._one_by_one = 0  # so many rows go out each in a transaction of its own
+        self._refused: dict[int, str] = {}  # seq -> why the broker does not take this row, even alone
+
+    def stop(self) -> None:
+        """End soon. May be called from a signal handler or another thread."""
+        self._stopped_at = self._stopped_at or time.monotonic()
+        self._stop.set()
+
+    def run(self) -> None:
+        """Stand by, then publish until stopped."""
+        try:
+            if self._lease.acquire(self._stop, take_over=self._options.take_over):
+                self._rounds()
+        finally:
+            self._lease.release()
+            self._tally.report()
+            _log.info("relay.stopped", lane=self._name, instance=self.instance)
+
+    def _rounds(self) -> None:
+        cluster = Cluster(self._kafka_settings, self._topics)
+        maintenance = _Maintenance(self._postgres_url)
+        pause = ROUND_PAUSE_MIN_S
+        try:
+            while not self._stop.is_set():
+                confirmed = self._confirmed
+                try:
+                    self._round(cluster, maintenance)
+                except (Superseded, PositionRefused, UndecidedError, PositionError, Refused):
+                    raise
+                except psycopg.ProgrammingError:
+                    raise  # a missing table or right: trying again does not mend it
+                except Exception as error:
+                    # Not only KafkaException: a Future's TimeoutError, and a SystemError out of a callback, were seen.
+                    if self._stop.is_set():
+                        return
+                    self._learn_from(error)
+                    pause = ROUND_PAUSE_MIN_S if self._confirmed > confirmed else min(pause * 2, ROUND_PAUSE_MAX_S)
+                    _log.warning("relay.session_lost", lane=self._name, error=_words(error), again_in_s=pause)
+                    self._stop.wait(pause)
+        finally:
+            maintenance.stop()
+            cluster.close()
+
+    def _round(self, cluster: Cluster, maintenance: _Maintenance) -> None:
+        """One session: 1. where are we, 2. fence, 3. all decided?, 4. position, 5. ours?, 6. claim, 7. publish."""
+        self._heartbeat()
+        session: Session | None = None
+        source = Source(self._postgres_url, chunk_rows=self._options.chunk_rows, chunk_bytes=self._options.chunk_bytes)
+        try:
+            # 1
+            facts, database = cluster.facts(), source.facts()
+            # 2. But if we were fenced by a rival, it is to live: look before fencing it in turn.
+            if self._fenced and self._claimed:
+                self._require_ours(self._read_position(cluster))
+            session = Session(
+                self._kafka_settings,
+                self._topics,
+                facts,
+                self._name,
+                self._heartbeat,
+                report=self._log_records if self._options.log_records else None,
+            )
+            session.init()
+            faults.point("relay.in_init")
+            # 3, 4
+            cluster.require_decided(facts.partitions, self._heartbeat)
+            found = self._read_position(cluster)
+            # 5
+            if self._claimed:
+                self._require_ours(found)
+            position = self._usable(found, facts, database, source.lane(self._name))
+            # 6
+            position = self._commit(session, position, position.entries, ())
+            self._claimed, self._fenced = True, False
+            source.mark_claimed(self._name, facts.identity.cluster_id)
+            entry = position.entries[0]
+            _log.info(
+                "relay.ready",
+                lane=self._name,
+                instance=self.instance,
+                number=position.number,
+                window_open=entry.window is not None,
+                t1=entry.t1,
+            )
+            # 7
+            self._publish(session, source, facts, position, maintenance)
+        finally:
+            if session is not None:
+                session.discard()
+            source.close()
+
+    def _publish(
+        self, session: Session, source: Source, facts: ClusterFacts, position: Position, maintenance: _Maintenance
+    ) -> None:
+        entry = position.entries[0]
+        written_at = deferred_at = time.monotonic()
+        pause = PAUSE_MIN_S
+        while not self._stop.is_set():
+            self._heartbeat()
+            session.idle()
+            if (now := time.monotonic()) - deferred_at >= DEFERRED_EVERY_S:
+                source.release_due()
+                deferred_at = now
+            if maintenance.attend(entry):
+                source.refresh_unsealed()
+
+            began = time.monotonic()
+            chunk = source.chunk(entry, rows=1 if self._one_by_one else None)
+            took = time.monotonic() - began
+            entry = chunk.after
+            if chunk.rows:
+                faults.point("relay.after_read")
+                records = [
+                    record_of(row, self._topics, facts.limits, facts.partitions, self._refused) for row in chunk.rows
+                ]
+                position = self._commit(session, position, (entry,), records)
+                written_at, pause = time.monotonic(), PAUSE_MIN_S
+            else:
+                # What is empty needs no record: the position in memory has moved over nothing.
+                if entry != position.entries[0] and time.monotonic() - written_at >= IDLE_POSITION_EVERY_S:
+                    position = self._commit(session, position, (entry,), ())
+                    written_at = time.monotonic()
+                pause = min(pause * PAUSE_GROWTH, PAUSE_MAX_S)
+            self._tally.report_every(REPORT_EVERY_S)
+            if entry.window is None:
+                self._stop.wait(max(pause, min(took * POLL_SHARE, SLOW_PAUSE_MAX_S)))
+
+    def _commit(
+        self, session: Session, position: Position, entries: Sequence[Entry], records: Sequence[Record]
+    ) -> Position:
+        """Commit `records` with the position after them, and return that position."""
+        dead = [record for record in records if record.dead]
+        position = position.next(
+            entries, instance=self.instance, at=self._clock.now(), published=len(records) - len(dead), dead=len(dead)
+        )
+        self._sending = records
+        session.publish(records, position)
+        self._sending = ()
+        self._confirmed = position.number
+        self._one_by_one = max(0, self._one_by_one - len(records))
+        self._tally.add(records)
+        for record in dead:
+            self._refused.pop(record.row.seq, None)
+            _log_dead_letter(record)
+        return position
+
+    def _read_position(self, cluster: Cluster) -> Position | None:
+        return cluster.read_position(self._lane, self._key, self._heartbeat)
+
+    def _require_ours(self, found: Position | None) -> None:
+        if found is not None and found.instance != self.instance:
+            raise Superseded(self._name, found.instance)
+
+    def _usable(self, found: Position | None, facts: ClusterFacts, database: Facts, lane: Lane | None) -> Position:
+        """The position to go on from. PositionRefused when it does not belong here, or is gone."""
+        now = Identity(database.identity, facts.identity)
+        if found is None:
+            claimed_on = lane.claimed_on if lane is not None else None
+            if self._confirmed or claimed_on is not None:
+                raise PositionRefused(
+                    self._name,
+                    [f"there is none in {self._topics.positions}, but this lane has published to cluster {claimed_on}"],
+                    hint="to publish the whole table again, from its first row, to the Kafka cluster that is here: "
+                    f"DELETE FROM afluente.relay_lane WHERE name = '{self._name}'",
+                )
+            return Position(identity=now, lane=self._lane)
+        slots = [entry.slots for entry in found.entries]
+        if slots != [ALL_SLOTS] or (found.layout, found.lane) != (LAYOUT, self._lane):
+            raise PositionError("the position is of several lanes or entries: a newer version wrote it, run that one")
+        reasons = found.identity.differences(now)
+        if (top := found.entries[0].top) > database.last_seq:
+            reasons.append(
+                f"the sequence of event_log stands at {database.last_seq}, but rows up to {top} were seen: "
+                "the database was put back to an earlier state"
+            )
+        if reasons:
+            raise PositionRefused(
+                self._name,
+                reasons,
+                hint="`afluente relay status` shows the position. "
+                "Another database needs an AFLUENTE_TOPIC_PREFIX of its own",
+            )
+        if found.instance == self.instance and found.number < self._confirmed:
+            # All is decided (step 3), so rows and position went together, and will be published again.
+            _log.error("relay.commit_taken_back", lane=self._name, confirmed=self._confirmed, found=found.number)
+        return replace(found, identity=now)
+
+    def _learn_from(self, error: Exception) -> None:
+        """What the next round must know of how this one ended."""
+        code = code_of(error)
+        self._fenced = self._fenced or code in FENCED
+        if code in REFUSED_RECORD and self._sending:
+            if len(self._sending) == 1:
+                row = self._sending[0].row
+                self._refused[row.seq] = f"the broker refuses its record: {_words(error)}"
+            # The innocent ones of a chunk fail with the culprit. One to a transaction, only it will.
+            self._one_by_one = len(self._sending)
+        self._sending = ()
+
+    def _heartbeat(self) -> None:
+        if self._stopped_at is not None and time.monotonic() - self._stopped_at > STOP_GRACE_S:
+            raise SessionLost("stopped before the work in hand was done")
+        self._lease.renew()
+
+    def _log_records(self, reports: Sequence[Report]) -> None:
+        for record, partition, offset in reports:
+            if record.dead:
+                continue  # said as relay.dead_lettered
+            _log.info(
+                "relay.published",
+                topic=record.topic,
+                partition=partition,
+                offset=offset,
+                event_id=str(record.row.id),
+                event_type=record.row.event_type,
+                organization_id=str(record.row.organization_id),
+            )
+
+
+class _Tally:
+    """Counts what was published, and says so in the log at most every so often."""
+
+    def __init__(self, lane: str) -> None:
+        self._lane = lane
+        self._counts: Counter[str] = Counter()
+        self._reported_at = 0.0
+
+    def add(self, records: Sequence[Record]) -> None:
+        counts = Counter(record.topic for record in records)
+        self._counts += counts
+        for topic, count in counts.items():
+            metrics.labels("afluente_relay_published_total", topic=topic).inc(count)
+
+    def report_every(self, seconds: float) -> None:
+        if self._counts and time.monotonic() - self._reported_at >= seconds:
+            self.report()
+
+    def report(self) -> None:
+        if self._counts:
+            _log.info("relay.published", lane=self._lane, count=self._counts.total(), topics=dict(self._counts))
+            self._counts.clear()
+            self._reported_at = time.monotonic()
+
+
+class _Maintenance:
+    """A thread that makes the months ahead and seals those that are over: both may wait for a lock."""
+
+    def __init__(self, postgres_url: str) -> None:
+        self._url = postgres_url
+        self._entry: Entry | None = None
+        self._sealed = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def attend(self, entry: Entry) -> bool:
+        """Note the position; True once after months were sealed."""
+        self._entry = entry
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="relay-maintenance", daemon=True)
+            self._thread.start()
+        if self._sealed.is_set():
+            self._sealed.clear()
+            return True
+        return False
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _run(self) -> None:
+        partitions_at: float | None = None
+        while not self._stop.is_set():
+            try:
+                with postgres.connect(self._url, application_name="afluente-relay-months", autocommit=True) as conn:
+                    if partitions_at is None or time.monotonic() - partitions_at >= PARTITIONS_EVERY_S:
+                        made = reading.ensure_partitions(conn)
+                        partitions_at = time.monotonic()
+                        if made:
+                            _log.info("relay.partitions_made", count=made)
+                    entry = self._entry
+                    if entry is not None and (sealed := reading.seal_months(conn, entry)):
+                        _log.info("relay.months_sealed", count=sealed)
+                        self._sealed.set()
+            except psycopg.Error as error:
+                _log.warning("relay.maintenance_failed", error=_words(error))
+            self._stop.wait(MAINTENANCE_EVERY_S)
+
+
+def _log_dead_letter(record: Record) -> None:
+    headers = dict(record.headers)
+    _log.warning(
+        "relay.dead_lettered",
+        event_id=str(record.row.id),
+        organization_id=str(record.row.organization_id),
+        event_type=record.row.event_type,
+        seq=record.row.seq,
+        error_class=headers["x-error-class"].decode(),
+        reason=headers["x-error-message"].decode(),
+    )
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip()}"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A lane as it stands: its lease (None: nobody's), its position (None: never published), and what waits."""
+
+    name: str
+    owner: str | None
+    owner_since: datetime | None
+    owner_silent_s: float | None
+    takeovers: int
+    position: Position | None
+    waiting: Waiting
+
+
+def look(kafka_settings: KafkaSettings, postgres_url: str, *, lane: int = 0) -> State:
+    """Read a lane's state, disturbing nobody. The position may be a few seconds older than the owner's own."""
+    topics, key = Topics(kafka_settings.topic_prefix), lane_key(LAYOUT, lane)
+    cluster = Cluster(kafka_settings, topics)
+    try:
+        position = cluster.read_position(lane, key, lambda: None)
+        source = Source(postgres_url)
+        try:
+            lease = source.lane(kafka_settings.topic_prefix + key)
+            waiting = source.waiting(position.entries[0] if position is not None else Entry())
+        finally:
+            source.close()
+    finally:
+        cluster.close()
+    name = kafka_settings.topic_prefix + key
+    if lease is None or lease.instance is None:
+        return State(name, None, None, None, lease.takeovers if lease else 0, position, waiting)
+    return State(name, lease.instance, lease.owned_since, lease.silent_s, lease.takeovers, position, waiting)

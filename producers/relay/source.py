@@ -1,0 +1,218 @@
+"""Reading `event_log`: the poll, the pages of a window, and the facts a position is checked against.
+
+What must stay true:
+- a chunk is bounded, in rows and in bytes, whatever a window holds, and so is what libpq keeps of it;
+- nothing is waited for: a transaction that is open is simply not in the snapshot yet;
+- one connection, autocommit: no transaction of ours stays open while Kafka is waited for, so none holds back VACUUM;
+- plans use the indexes from the first row on. A table without statistics looks small, and a plan made then would be
+  kept; so the session has no other way than index scans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+import psycopg
+from psycopg.types.numeric import Int8
+
+import sql
+from afluente import postgres
+from afluente.errors import Refused
+from producers.relay.position import DatabaseIdentity, Entry, Head, Snapshot
+from schemas import Row
+
+CHUNK_ROWS = 5_000  # a Kafka transaction costs 2-10 ms whatever is in it; beyond 5,000 records nothing is gained
+CHUNK_BYTES = 8 * 1024 * 1024  # payload and metadata; rows of 272 KiB are allowed, and 5,000 of them are not memory
+POLL_ROWS = 100  # the poll's own rows come as one result; 100 of the largest are 27 MB
+FETCH_ROWS = 64  # rows libpq holds at a time while a page is streamed
+COUNT_LIMIT = 1_000_000
+
+_SESSION = """
+SELECT set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
+       set_config('jit', 'off', false), set_config('max_parallel_workers_per_gather', '0', false),
+       set_config('plan_cache_mode', 'force_generic_plan', false), set_config('TimeZone', 'UTC', false),
+       set_config('statement_timeout', '60s', false), set_config('synchronous_commit', 'on', false)
+"""
+_UNPREPARED = 10**9  # psycopg prepares what it has seen more often; only the poll is to be prepared
+
+_QUERIES = sql.queries("relay")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Where we are connected, and the highest seq ever given out there."""
+
+    identity: DatabaseIdentity
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`rows` in the order of seq, and the entry that holds once they are published."""
+
+    rows: Sequence[Row]
+    after: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Committed rows that are not published (`at_least` when the count was cut), and when the oldest was written."""
+
+    rows: int
+    at_least: bool
+    oldest: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Who owns a lane, how long it has not renewed its lease, and the Kafka cluster it has published to (if it has)."""
+
+    instance: str | None
+    owned_since: datetime | None
+    silent_s: float | None
+    takeovers: int
+    claimed_on: str | None
+
+
+class Source:
+    """One connection to the primary. Any psycopg.Error means: close, make a new Source, check it, go on."""
+
+    def __init__(
+        self, url: str, *, chunk_rows: int = CHUNK_ROWS, chunk_bytes: int = CHUNK_BYTES, poll_rows: int = POLL_ROWS
+    ) -> None:
+        self._chunk_rows, self._chunk_bytes, self._poll_rows = chunk_rows, chunk_bytes, min(poll_rows, chunk_rows)
+        self._conn = postgres.connect(url, application_name="afluente-relay", autocommit=True)
+        try:
+            self._conn.prepare_threshold = _UNPREPARED
+            self._conn.execute(_SESSION)
+            self.refresh_unsealed()
+        except BaseException:
+            self._conn.close()
+            raise
+
+    def close(self) -> None:
+        self._conn.close()
+
+    def facts(self) -> Facts:
+        """Raises Refused on a standby, whose snapshots do not list what is running on the primary."""
+        in_recovery, system, timeline, oid, name, last_seq = self._one("facts")
+        if in_recovery:
+            raise Refused(
+                "this Postgres is a standby: its snapshots do not list what is running, and rows would be lost",
+                hint="point DATABASE_URL at the primary (target_session_attrs=primary)",
+            )
+        return Facts(DatabaseIdentity(system, timeline, oid, name), last_seq)
+
+    def refresh_unsealed(self) -> None:
+        """Leave out the months sealed meanwhile. Not doing so costs time and nothing else."""
+        self._since: str = self._one("unsealed_since")[0]
+
+    def chunk(self, entry: Entry, *, rows: int | None = None) -> Chunk:
+        """What comes next: up to `rows` (default: the chunk's bound) of the open window, or of a new one.
+
+        A chunk without rows moves only the position. A window has ended when fewer rows come than asked for.
+        """
+        wanted = min(rows or self._chunk_rows, self._chunk_rows)
+        if entry.window is None:
+            head, found = self._poll(entry, min(self._poll_rows, wanted))
+            entry = entry.opened(head)
+            if len(found) < min(self._poll_rows, wanted):
+                return Chunk(found, entry.completed())
+            entry = entry.read_to(found[-1].seq)
+        else:
+            found = []
+        size = sum(len(row.payload) + len(row.metadata) for row in found)
+        if (asked := wanted - len(found)) > 0 and size < self._chunk_bytes:
+            before = len(found)
+            with closing(self._page(entry, asked)) as page:
+                for row in page:
+                    found.append(row)
+                    size += len(row.payload) + len(row.metadata)
+                    if size >= self._chunk_bytes:
+                        break
+                else:
+                    if len(found) - before < asked:
+                        return Chunk(found, entry.completed())
+            entry = entry.read_to(found[-1].seq)
+        return Chunk(found, entry)
+
+    def waiting(self, entry: Entry) -> Waiting:
+        """How far behind `entry` is."""
+        last = entry.window.last if entry.window is not None else 0
+        count, oldest = self._one("waiting", **self._place(entry), last=Int8(last), rows=COUNT_LIMIT)
+        return Waiting(count, count >= COUNT_LIMIT, oldest)
+
+    def release_due(self, rows: int = 1_000) -> int:
+        """Move deferred events that are due into event_log; returns how many."""
+        return cast(int, self._one("release_due", rows=rows)[0])
+
+    def lane(self, name: str) -> Lane | None:
+        """The lane's row, if it ever had an owner."""
+        row = self._conn.execute(_query("lane"), {"name": name}).fetchone()
+        return None if row is None else Lane(*row)
+
+    def mark_claimed(self, lane: str, cluster_id: str) -> None:
+        self._conn.execute(_query("mark_claimed"), {"name": lane, "cluster_id": cluster_id})
+
+    def _poll(self, entry: Entry, rows: int) -> tuple[Head, list[Row]]:
+        cursor = self._conn.cursor(binary=True, row_factory=_row_factory)
+        cursor.execute(_query("poll"), {**self._place(entry), "rows": Int8(rows)}, prepare=True)
+        head, found = None, []
+        for row in cursor:
+            if row.seq is None:
+                head = Head(Snapshot.parse(row.event_type), int(row.entity_kind))
+            else:
+                found.append(row)
+        assert head is not None
+        return head, found
+
+    def _page(self, entry: Entry, rows: int) -> Generator[Row, None, None]:
+        assert entry.window is not None
+        window, place = entry.window, self._place(entry)
+        place |= {"s2": str(window.s2), "t2": Int8(window.t2), "last": Int8(window.last), "rows": Int8(rows)}
+        cursor = self._conn.cursor(row_factory=_row_factory)
+        yield from cursor.stream(
+            _query("tail" if window.last >= entry.t1 else "page"), place, binary=True, size=FETCH_ROWS
+        )
+
+    def _place(self, entry: Entry) -> dict[str, Any]:
+        return {
+            "since": self._since,
+            "xmax": str(entry.s1.xmax),
+            "xip": "{" + ",".join(map(str, entry.s1.xip)) + "}",
+            "t1": Int8(entry.t1),
+        }
+
+    def _one(self, name: str, **parameters: Any) -> tuple[Any, ...]:
+        row = self._conn.execute(_query(name), parameters).fetchone()
+        assert row is not None
+        return row
+
+
+def seal_months(conn: psycopg.Connection[Any], entry: Entry) -> int:
+    """Seal the months that are over and published up to `entry`; returns how many. On a connection of its own: it may
+    wait a few seconds for a writer of the month."""
+    if entry.window is not None:
+        return 0
+    row = conn.execute(_query("seal"), {"s1": str(entry.s1), "t1": Int8(entry.t1)}).fetchone()
+    assert row is not None
+    return cast(int, row[0])
+
+
+def ensure_partitions(conn: psycopg.Connection[Any]) -> int:
+    """Make the months ahead; returns how many were missing."""
+    row = conn.execute(_query("ensure_partitions")).fetchone()
+    assert row is not None
+    return cast(int, row[0])
+
+
+def _row_factory(cursor: psycopg.Cursor[Any]) -> Callable[[Sequence[Any]], Row]:
+    return Row._make
+
+
+def _query(name: str) -> str:
+    return _QUERIES[name]

@@ -1,0 +1,2 @@
+DROP FUNCTION afluente.relay_facts();
+DROP TABLE afluente.relay_lane;

@@ -1,0 +1,179 @@
+-- Every probe goes over the months that are not sealed (`since`), and none over what is published. A window's rows are in
+-- three disjoint places (xmax, xip: of s1):
+--   seq <= t1, tx_id >= xmax         transactions that had not begun, or not ended, at s1          index (tx_id, seq)
+--   seq <= t1, tx_id one of xip      those s1 lists as running, once they have ended               index (tx_id, seq)
+--   seq >  t1                        all others, and ids given out again after a crash             index (seq)
+-- `seq + 0` keeps the planner from answering the first by a walk along the index on seq, from the very first row.
+-- JSON leaves as bytes: nobody makes a string of it on the way to the encoder.
+
+-- name: poll
+-- One row with this statement's snapshot (event_type) and the highest seq there is (entity_kind), its own seq NULL; and the
+-- window's first rows. Ids at or above the snapshot's xmax have not ended, so the first probe stops there.
+SELECT NULL::bigint AS seq, NULL::uuid AS id, NULL::uuid AS organization_id,
+       pg_current_snapshot()::text AS event_type,
+       COALESCE((SELECT e.seq FROM event_log e WHERE e.created_at >= %(since)s::timestamptz ORDER BY e.seq DESC LIMIT 1), 0)::text AS entity_kind,
+       NULL::uuid AS entity_id, NULL::bytea AS payload, NULL::bytea AS metadata, NULL::timestamptz AS created_at
+UNION ALL
+SELECT w.seq, w.id, w.organization_id, w.event_type, w.entity_kind, w.entity_id,
+       convert_to(w.payload::text, 'UTF8'), convert_to(w.metadata::text, 'UTF8'), w.created_at
+  FROM (SELECT u.*
+          FROM ((SELECT e.seq, e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.created_at
+                   FROM event_log e
+                  WHERE e.created_at >= %(since)s::timestamptz
+                    AND e.tx_id >= %(xmax)s::xid8
+                    AND e.tx_id < pg_snapshot_xmax(pg_current_snapshot())
+                    AND e.seq <= %(t1)s
+                  ORDER BY e.seq + 0
+                  LIMIT %(rows)s)
+                UNION ALL
+                (SELECT o.*
+                   FROM unnest(%(xip)s::xid8[]) AS ended (tx_id)
+                  CROSS JOIN LATERAL (
+                        SELECT e.seq, e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.created_at
+                          FROM event_log e
+                         WHERE e.created_at >= %(since)s::timestamptz
+                           AND e.tx_id = ended.tx_id
+                           AND e.seq <= %(t1)s
+                         ORDER BY e.seq
+                         LIMIT %(rows)s) o
+                  WHERE pg_visible_in_snapshot(ended.tx_id, pg_current_snapshot()))
+                UNION ALL
+                (SELECT e.seq, e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.created_at
+                   FROM event_log e
+                  WHERE e.created_at >= %(since)s::timestamptz
+                    AND e.seq > %(t1)s
+                  ORDER BY e.seq
+                  LIMIT %(rows)s)) u
+         ORDER BY u.seq
+         LIMIT %(rows)s) w;
+
+-- name: page
+-- The next rows of an open window of which `last` is published. What s2 shows is committed, now and for ever.
+SELECT w.seq, w.id, w.organization_id, w.event_type, w.entity_kind, w.entity_id,
+       convert_to(w.payload::text, 'UTF8') AS payload, convert_to(w.metadata::text, 'UTF8') AS metadata, w.created_at
+  FROM (SELECT u.*
+          FROM ((SELECT e.seq, e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.created_at
+                   FROM event_log e
+                  WHERE e.created_at >= %(since)s::timestamptz
+                    AND e.tx_id >= %(xmax)s::xid8
+                    AND e.tx_id < pg_snapshot_xmax(%(s2)s::pg_snapshot)
+                    AND e.seq > %(last)s
+                    AND e.seq <= %(t1)s
+                    AND pg_visible_in_snapshot(e.tx_id, %(s2)s::pg_snapshot)
+                  ORDER BY e.seq + 0
+                  LIMIT %(rows)s)
+                UNION ALL
+                (SELECT o.*
+                   FROM unnest(%(xip)s::xid8[]) AS ended (tx_id)
+                  CROSS JOIN LATERAL (
+                        SELECT e.seq, e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.created_at
+                          FROM event_log e
+                         WHERE e.created_at >= %(since)s::timestamptz
+                           AND e.tx_id = ended.tx_id
+                           AND e.seq > %(last)s
+                           AND e.seq <= %(t1)s
+                         ORDER BY e.seq
+                         LIMIT %(rows)s) o
+                  WHERE pg_visible_in_snapshot(ended.tx_id, %(s2)s::pg_snapshot))
+                UNION ALL
+                (SELECT e.seq, e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.created_at
+                   FROM event_log e
+                  WHERE e.created_at >= %(since)s::timestamptz
+                    AND e.seq > greatest(%(t1)s, %(last)s)
+                    AND e.seq <= %(t2)s
+                    AND pg_visible_in_snapshot(e.tx_id, %(s2)s::pg_snapshot)
+                  ORDER BY e.seq
+                  LIMIT %(rows)s)) u
+         ORDER BY u.seq
+         LIMIT %(rows)s) w;
+
+-- name: tail
+-- `page` once `last` has passed t1, which is nearly all of a backlog: one walk along seq, nothing to sort.
+SELECT e.seq, e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id,
+       convert_to(e.payload::text, 'UTF8') AS payload, convert_to(e.metadata::text, 'UTF8') AS metadata, e.created_at
+  FROM event_log e
+ WHERE e.created_at >= %(since)s::timestamptz
+   AND e.seq > %(last)s
+   AND e.seq <= %(t2)s
+   AND pg_visible_in_snapshot(e.tx_id, %(s2)s::pg_snapshot)
+ ORDER BY e.seq
+ LIMIT %(rows)s;
+
+-- name: waiting
+-- How many committed rows a position leaves unpublished (counted up to `rows`), and when the oldest of them was written.
+SELECT count(*), min(w.created_at)
+  FROM (SELECT e.created_at
+          FROM event_log e
+         WHERE e.created_at >= %(since)s::timestamptz
+           AND e.tx_id >= %(xmax)s::xid8
+           AND e.seq <= %(t1)s
+           AND e.seq > %(last)s
+        UNION ALL
+        SELECT e.created_at
+          FROM event_log e
+         WHERE e.created_at >= %(since)s::timestamptz
+           AND e.tx_id = ANY (%(xip)s::xid8[])
+           AND e.seq <= %(t1)s
+           AND e.seq > %(last)s
+        UNION ALL
+        SELECT e.created_at
+          FROM event_log e
+         WHERE e.created_at >= %(since)s::timestamptz
+           AND e.seq > greatest(%(t1)s, %(last)s)
+         LIMIT %(rows)s) w;
+
+-- name: unsealed_since
+-- Where the months begin that are still read.
+SELECT COALESCE(max(ends_at), '-infinity')::text FROM event_log_seal WHERE sealed_at IS NOT NULL;
+
+-- name: facts
+-- What the position is checked against.
+SELECT in_recovery, system_identifier, timeline, database_oid, database_name, last_seq FROM afluente.relay_facts();
+
+-- name: release_due
+SELECT release_due_deferred(%(rows)s);
+
+-- name: seal
+SELECT afluente.seal_event_log(%(s1)s::pg_snapshot, %(t1)s);
+
+-- name: ensure_partitions
+SELECT afluente.ensure_partitions((clock_timestamp() AT TIME ZONE 'UTC' + interval '3 months')::date);
+
+-- name: lane
+SELECT instance, owned_since, extract(epoch FROM clock_timestamp() - renewed_at)::float8 AS silent_s, takeovers,
+       kafka_cluster_id
+  FROM afluente.relay_lane
+ WHERE name = %(name)s;
+
+-- name: lane_for_update
+SELECT instance, liveness_key, extract(epoch FROM clock_timestamp() - renewed_at)::float8 AS silent_s
+  FROM afluente.relay_lane
+ WHERE name = %(name)s
+   FOR UPDATE;
+
+-- name: add_lane
+INSERT INTO afluente.relay_lane (name) VALUES (%(name)s) ON CONFLICT (name) DO NOTHING;
+
+-- name: take_lane
+UPDATE afluente.relay_lane
+   SET instance = %(instance)s, liveness_key = %(liveness_key)s, renewed_at = clock_timestamp(),
+       owned_since = clock_timestamp(), takeovers = takeovers + (instance IS NOT NULL)::integer
+ WHERE name = %(name)s;
+
+-- name: renew_lane
+UPDATE afluente.relay_lane
+   SET renewed_at = clock_timestamp()
+ WHERE name = %(name)s
+   AND instance = %(instance)s;
+
+-- name: give_up_lane
+UPDATE afluente.relay_lane
+   SET instance = NULL, renewed_at = NULL
+ WHERE name = %(name)s
+   AND instance = %(instance)s;
+
+-- name: mark_claimed
+UPDATE afluente.relay_lane
+   SET kafka_cluster_id = %(cluster_id)s, first_claimed_at = COALESCE(first_claimed_at, clock_timestamp())
+ WHERE name = %(name)s
+   AND kafka_cluster_id IS DISTINCT FROM %(cluster_id)s;
