@@ -10,7 +10,17 @@ EVENTS: dict[str, str] = {
     "process.failed": "an error nobody expected ended the process",
     # relay
     "relay.ready": "the relay holds its lane and has read its position back",
-    "relay.published": "one chunk is committed to Kafka (info: count; debug: one line per record)",
+    "relay.published": "records are committed to Kafka (`count` since the last line; --log-records: one line for each)",
+    "relay.standing_by": "another instance owns the lane; this one waits for it to end",
+    "relay.taking_over": "the lane's owner is gone, silent or pushed aside; `reason` says which",
+    "relay.dead_lettered": "a row cannot be published as it is and went to relay.dead-letter",
+    "relay.session_lost": "Kafka or Postgres failed; the relay begins anew from the position in Kafka",
+    "relay.postgres_away": "the lease cannot be renewed; publishing goes on as long as it can",
+    "relay.commit_taken_back": "Kafka lost a transaction it had confirmed; its rows are published again",
+    "relay.partitions_made": "monthly partitions were made ahead",
+    "relay.months_sealed": "months that are over and published are sealed",
+    "relay.maintenance_failed": "partitions or seals could not be made; tried again in a few minutes",
+    "relay.stopped": "the relay has ended",
     # worker
     "worker.ready": "the worker has its first assignment",
     "worker.delivered": "a delivery is done",
@@ -31,6 +41,9 @@ EVENTS: dict[str, str] = {
     "stream.stuck": "records are waiting and nothing moves; the process ends",
     # web
     "web.ready": "the HTTP server accepts connections",
+    "ingest.stored": "a webhook is stored, with one event for each organization it belongs to (`count`)",
+    "ingest.refused": "a webhook was not taken; `reason` says why",
+    "ingest.unavailable": "a webhook could not be stored; the sender was told to try again",
     # local stack
     "local.started": "an embedded server answers",
     "local.stopped": "an embedded server has ended",
