@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, LiteralString, cast
+from typing import Any
 
 from psycopg import Connection
 
@@ -277,7 +277,7 @@ def _record(conn: Connection[Any], migration: Migration, *, finished: bool, star
 
 
 def _drop_invalid_indexes(conn: Connection[Any], statement: str) -> None:
-    """What a killed CREATE INDEX CONCURRENTLY left: it keeps the name, and IF NOT EXISTS would take it for the index."""
+    """What a killed CREATE INDEX CONCURRENTLY left: IF NOT EXISTS would take it for the index."""
     rows = conn.execute(
         "SELECT c.relname, c.oid::regclass::text FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
         " WHERE NOT i.indisvalid AND c.relkind = 'i'"
@@ -307,4 +307,4 @@ def _apply_functions(conn: Connection[Any], needs: int | None = None) -> None:
 def _execute(conn: Connection[Any], statement: str) -> None:
     # Without parameters psycopg sends the text whole, so dollar-quoted bodies need no splitter. Our own files and
     # constants are the only text that comes here.
-    conn.execute(cast(LiteralString, statement), prepare=False)
+    conn.execute(statement.encode(), prepare=False)

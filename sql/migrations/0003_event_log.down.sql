@@ -1,4 +1,5 @@
 DROP FUNCTION emit_event(text, text, uuid, jsonb, jsonb, uuid, timestamptz);
+DROP FUNCTION afluente.emit_as_allowed(text, text, uuid, jsonb, jsonb, uuid, timestamptz);
 DROP FUNCTION emit_event_for(uuid, text, text, uuid, jsonb, jsonb, timestamptz);
 DROP FUNCTION cancel_deferred(uuid);
 DROP FUNCTION cancel_deferred_for(uuid, uuid);
