@@ -42,6 +42,7 @@ PINNED = {"faust-streaming": "0.15.3", "aiokafka": "0.14.0"}
 
 FETCH_WAIT_S = 1.0
 DISPLAY_EVERY_S = 1.0  # how often offsets are committed to Kafka, for lag displays only
+DISPLAY_TIMEOUT_S = 5.0
 RETRY_S = 0.5
 # A fence beyond the end of its partition may be a leader that has not caught up; after so many looks it is another
 # topic.
@@ -251,6 +252,10 @@ class BulkConsumer(Consumer):
                 self.folding.exit(70, str(error))
             return
         self.folding.moves += 1
+        if written.below_fence:
+            # We read from the fences, so aiokafka has set the position back: the log no longer reaches it. Look
+            # at the ends before anything is passed over in silence.
+            self._must_seek = True
         if fetch:
             _say(written, fetch, self.folding.sink.generation, monotonic() - started)
 
@@ -308,7 +313,8 @@ class BulkConsumer(Consumer):
 
     async def _commit_for_display(self, fences: Mapping[Partition, int]) -> None:
         try:
-            await self._kafka.commit({_tp(p): OffsetAndMetadata(offset, "") for p, offset in fences.items()})
+            offsets = {_tp(p): OffsetAndMetadata(offset, "") for p, offset in fences.items()}
+            await asyncio.wait_for(self._kafka.commit(offsets), DISPLAY_TIMEOUT_S)
         except Exception as error:
             # A group that is rebalancing, a broker that is away: nothing depends on this offset.
             log.debug("stream.display_failed", error=f"{type(error).__name__}: {error}")

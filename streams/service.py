@@ -15,7 +15,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from afluente import kafka as clients
 from afluente import telemetry
@@ -48,9 +48,14 @@ def run(
 
     Unfit or Unavailable before anything is started when the set-up is not one to run with.
     """
-    check_topic(kafka, topic, partitions)
+    topic_id = check_topic(kafka, topic, partitions)
     abandon = threading.Event()
-    sink = Sink(database_url, application_name=f"{faust_app.APP_ID}/{member_id}", abandon=abandon)
+    sink = Sink(
+        database_url,
+        topic_ids={topic: topic_id},
+        application_name=f"{faust_app.APP_ID}/{member_id}",
+        abandon=abandon,
+    )
     folding = Folding(sink=sink, topic=topic, exit=end, abandon=abandon)
     app = faust_app.build(kafka, folding, member_id=member_id, web_port=web_port)
     watchdog = Watchdog(
@@ -76,20 +81,23 @@ def run(
     loop.run_until_complete(_serve(app, stop))
 
 
-def check_topic(kafka: KafkaSettings, topic: str, partitions: int) -> None:
-    """Unfit when the topic is not there, or has another number of partitions than declared."""
+def check_topic(kafka: KafkaSettings, topic: str, partitions: int) -> str:
+    """Kafka's id of the topic. Unfit when it is not there, or has another number of partitions than declared."""
+    admin = clients.admin(kafka)
     try:
-        metadata = clients.admin(kafka).list_topics(topic, timeout=TOPIC_TIMEOUT_S).topics[topic]
+        futures = admin.describe_topics(TopicCollection([topic]), request_timeout=TOPIC_TIMEOUT_S)
+        found = futures[topic].result(TOPIC_TIMEOUT_S + 1)
     except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise Unfit(f"topic {topic} does not exist", hint="afluente topics apply") from error
         raise Unavailable(f"Kafka does not answer: {error.args[0].str()}", hint="afluente doctor") from error
-    if metadata.error is not None or not metadata.partitions:
-        raise Unfit(f"topic {topic} does not exist", hint="afluente topics apply")
-    if len(metadata.partitions) != partitions:
+    if len(found.partitions) != partitions:
         raise Unfit(
-            f"topic {topic} has {len(metadata.partitions)} partitions, but {partitions} are declared: "
+            f"topic {topic} has {len(found.partitions)} partitions, but {partitions} are declared: "
             "organizations would not be where they are looked for",
             hint="afluente topics plan",
         )
+    return str(found.topic_id)
 
 
 def end(status: int, reason: str) -> None:

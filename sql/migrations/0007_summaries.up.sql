@@ -54,6 +54,8 @@ CREATE TABLE stream_offset (
     topic text NOT NULL,
     partition integer NOT NULL CHECK (partition >= 0),
     next_offset bigint NOT NULL DEFAULT 0 CHECK (next_offset >= 0),
+    -- Kafka's own id of the topic. Offsets of a topic that was deleted and made anew mean something else.
+    topic_id text NOT NULL,
     -- Who was assigned the partition last. A process that was taken for dead finds another name here and cannot write.
     claimed_by uuid NOT NULL,
     claimed_at timestamptz NOT NULL DEFAULT clock_timestamp(),

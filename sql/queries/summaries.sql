@@ -5,15 +5,16 @@ FROM stream_generation
 WHERE state = 'live';
 
 -- name: claim
--- Make the partitions ours and learn where to go on. Whoever claimed them before can no longer write.
-INSERT INTO stream_offset AS o (generation, topic, partition, claimed_by)
-SELECT %(generation)s, p.topic, p.partition, %(owner)s
-FROM json_to_recordset(%(partitions)s::json) AS p (topic text, partition integer)
+-- Make the partitions ours and learn where to go on, and in which topic of that name. Whoever claimed them before can no
+-- longer write.
+INSERT INTO stream_offset AS o (generation, topic, partition, topic_id, claimed_by)
+SELECT %(generation)s, p.topic, p.partition, p.topic_id, %(owner)s
+FROM json_to_recordset(%(partitions)s::json) AS p (topic text, partition integer, topic_id text)
 ORDER BY p.topic, p.partition
 ON CONFLICT (generation, topic, partition) DO UPDATE
     SET claimed_by = EXCLUDED.claimed_by,
         claimed_at = clock_timestamp()
-RETURNING o.topic, o.partition, o.next_offset;
+RETURNING o.topic, o.partition, o.next_offset, o.topic_id;
 
 -- name: lock_fences
 -- The fences of the partitions in hand, locked in one order for all processes. A partition that somebody else claimed

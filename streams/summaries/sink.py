@@ -35,6 +35,11 @@ from streams.summaries.fold import Fact, Increment, Key, fold
 # A statement of ours takes milliseconds. What takes longer than this is stuck behind a lock or a dying server, and is
 # better begun again; the partitions may have been handed over meanwhile.
 STATEMENT_TIMEOUT_MS = 20_000
+# A process that is frozen inside a transaction holds the fences' locks. Its successor must not wait for it to wake.
+IDLE_TIMEOUT_MS = 10_000
+# What says nothing about the rows: the server is away, starting or stopping; a deadlock; a time-out; a lock; a server
+# that has become a standby (the next connection may reach the primary).
+PASSING = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.ReadOnlySqlTransaction)
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MOST_S = 5.0
 REASON_LENGTH = 1000
@@ -109,12 +114,15 @@ class Sink:
         self,
         url: str,
         *,
+        topic_ids: Mapping[str, str],
         application_name: str = "afluente-stream",
         abandon: threading.Event | None = None,
         sleep: Callable[[float], Any] | None = None,
     ) -> None:
-        """`abandon`: while it is set, waiting for Postgres ends with `Abandoned`. `sleep` waits that many seconds."""
+        """`topic_ids`: Kafka's own id of each topic that may be claimed. `abandon`: while it is set, waiting for
+        Postgres ends with `Abandoned`. `sleep` waits that many seconds."""
         self._url = url
+        self._topic_ids = dict(topic_ids)
         self._application_name = application_name
         self._abandon = abandon or threading.Event()
         self._sleep = sleep or self._abandon.wait
@@ -134,8 +142,12 @@ class Sink:
         return self._generation
 
     def claim(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Make these partitions ours, and only these. Returns the offset to go on from for each."""
+        """Make these partitions ours, and only these. Returns the offset to go on from for each.
+
+        Unfit when a topic is not the one that was folded so far, but another of the same name.
+        """
         wanted = sorted(set(partitions))
+        document = _json([{**_partition(name), "topic_id": self._topic_ids[name.topic]} for name in wanted])
 
         def step(conn: psycopg.Connection[tuple[Any, ...]]) -> dict[Partition, int]:
             with conn.transaction():
@@ -145,9 +157,16 @@ class Sink:
                 self._generation = int(found[0])
                 rows = conn.execute(
                     _QUERIES["claim"],
-                    {"generation": self._generation, "owner": self._owner, "partitions": _partitions(wanted)},
+                    {"generation": self._generation, "owner": self._owner, "partitions": document},
                 ).fetchall()
-            return {Partition(topic, partition): next_offset for topic, partition, next_offset in rows}
+                for topic, _, _, topic_id in rows:
+                    if topic_id != self._topic_ids[topic]:
+                        raise Unfit(
+                            f"{topic} was deleted and created anew since it was folded (id {topic_id}, now "
+                            f"{self._topic_ids[topic]}): its offsets mean other records",
+                            hint="start a new generation of the summaries",
+                        )
+            return {Partition(topic, partition): next_offset for topic, partition, next_offset, _ in rows}
 
         # Until the claim holds nothing may be written: whatever was ours before is not ours any more.
         self.fences = {}
@@ -319,14 +338,17 @@ class Sink:
     # Postgres, until it answers
 
     def _persist(self, step: Callable[[psycopg.Connection[tuple[Any, ...]]], T]) -> T:
-        """Run `step` until it goes through. Retried: a lost or refused connection, a deadlock, a time-out."""
+        """Run `step` until it goes through: what passes by waiting is waited out."""
         attempt = 0
         while True:
             self._check_abandoned()
             try:
                 return step(self._connection())
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                if self._conn is not None and self._conn.closed:
+            except psycopg.Error as error:
+                broken = self._conn is not None and self._conn.closed
+                if not (broken or isinstance(error, PASSING)):
+                    raise
+                if broken or isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
                     self.close()
                 attempt += 1
                 self._wait_out(attempt, error)
@@ -344,7 +366,11 @@ class Sink:
     def _connection(self) -> psycopg.Connection[tuple[Any, ...]]:
         if self._conn is None or self._conn.closed:
             conn = postgres.connect(self._url, application_name=self._application_name, autocommit=True)
-            conn.execute("SELECT set_config('statement_timeout', %s, false)", (str(STATEMENT_TIMEOUT_MS),))
+            conn.execute(
+                "SELECT set_config('statement_timeout', %s, false),"
+                " set_config('idle_in_transaction_session_timeout', %s, false)",
+                (str(STATEMENT_TIMEOUT_MS), str(IDLE_TIMEOUT_MS)),
+            )
             self._conn = conn
         return self._conn
 
@@ -357,7 +383,11 @@ def _json(value: Any) -> str:
 
 
 def _partitions(partitions: Iterable[Partition]) -> str:
-    return _json([{"topic": topic, "partition": partition} for topic, partition in partitions])
+    return _json([_partition(partition) for partition in partitions])
+
+
+def _partition(partition: Partition) -> dict[str, Any]:
+    return {"topic": partition.topic, "partition": partition.partition}
 
 
 def _increments(increments: Mapping[Key, Increment]) -> str:

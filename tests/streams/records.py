@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import NamedTuple
 
 import schemas
 from afluente import kafka as clients
@@ -127,6 +128,23 @@ def summaries(database, generation=1):
             [generation],
         )
     }
+
+
+class Record(NamedTuple):
+    """A record as the sink wants it, without Kafka."""
+
+    offset: int
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple = ()
+
+
+def records_of(events, start=0):
+    """These contact events as records of one partition."""
+    return [
+        Record(offset, event.value_bytes(), str(event.organization_id).encode())
+        for offset, event in enumerate(events, start)
+    ]
 
 
 class Feed:
