@@ -1,7 +1,7 @@
 """What can be wrong with an emission.
 
-Each is raised before the statement is sent when the client can tell, and from the SQLSTATE of `emit_event` when only the
-server can; then the caller's transaction is aborted, as after any database error.
+Each is raised before the statement is sent when the client can tell, and from the SQLSTATE of `emit_event` when only
+the server can; then the caller's transaction is aborted, as after any database error.
 
 EmitError (an AfluenteError)     nothing was written; `sqlstate` is the server's code for it
 ├── NoOrganizationError          AF001  the session has no organization and none was given
