@@ -89,7 +89,7 @@ GRANT SELECT ON event_delivery TO afluente_app, afluente_admin;
 GRANT SELECT, INSERT, UPDATE, DELETE ON event_delivery TO afluente_worker;
 
 INSERT INTO afluente.monthly_partitioned (table_name) VALUES ('event_delivery');
-SELECT afluente.ensure_partitions((clock_timestamp() AT TIME ZONE 'UTC')::date + 92);
+SELECT afluente.ensure_partitions((clock_timestamp() AT TIME ZONE 'UTC' + interval '3 months')::date);
 
 -- Records whose bytes are no event: they have no event id, and no organization that could be trusted. The bytes are in
 -- the dead-letter topic; here is only where, and why.

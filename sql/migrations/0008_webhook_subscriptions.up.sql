@@ -78,4 +78,4 @@ GRANT SELECT ON webhook_delivery_attempts TO afluente_admin;
 GRANT SELECT, INSERT, UPDATE, DELETE ON webhook_delivery_attempts TO afluente_worker;
 
 INSERT INTO afluente.monthly_partitioned (table_name) VALUES ('webhook_delivery_attempts');
-SELECT afluente.ensure_partitions((clock_timestamp() AT TIME ZONE 'UTC')::date + 92);
+SELECT afluente.ensure_partitions((clock_timestamp() AT TIME ZONE 'UTC' + interval '3 months')::date);
