@@ -281,6 +281,30 @@ class BackoffSettings(Settings):
     )
 
 
+class GroupProtocol(StrEnum):
+    consumer = "consumer"
+    classic = "classic"
+
+
+class RuntimeSettings(Settings):
+    """How workers live in their group."""
+
+    group_protocol: GroupProtocol = Field(
+        GroupProtocol.consumer,
+        alias="AFLUENTE_GROUP_PROTOCOL",
+        description="consumer (KIP-848, brokers from 4.0) or classic (cooperative-sticky), for older brokers",
+    )
+    drain_s: Annotated[float, Field(ge=0, le=600)] = Field(
+        25.0, alias="AFLUENTE_DRAIN_S", description="after SIGTERM: seconds for what runs; then it is handed back"
+    )
+    takeover_s: Annotated[float, Field(gt=0)] = Field(
+        300.0, alias="AFLUENTE_CLAIM_TAKEOVER_S", description="seconds until a silent process's claims are taken over"
+    )
+    renew_s: Annotated[float, Field(gt=0)] = Field(
+        30.0, alias="AFLUENTE_CLAIM_RENEW_S", description="seconds between a process's signs of life; well below the takeover"
+    )
+
+
 class ToolSettings(Settings):
     """Commands that look at or change the installation: topics, doctor, emit, verify, dlq."""
 
@@ -325,6 +349,7 @@ class WorkerSettings(Settings):
     secrets: SecretSettings
     outbound: OutboundSettings
     backoff: BackoffSettings
+    runtime: RuntimeSettings
     registry: RegistrySettings
 
 
