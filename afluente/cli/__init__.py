@@ -44,6 +44,7 @@ COMMANDS: dict[str, Entry] = {
     "stream": Entry("Fold contact events into summaries.", "afluente.cli.stream"),
     "verify": Entry("Reconcile the event log, the topics and the deliveries.", "afluente.cli.verify", group=False),
     "web": Entry("Receive webhooks over HTTP.", "afluente.cli.web"),
+    "channel": Entry("Connect senders of webhooks, and rotate their secrets.", "afluente.cli.channel"),
     "webhook": Entry("Manage webhook subscriptions and inbound deliveries.", "afluente.cli.webhook"),
 }
 
@@ -70,6 +71,7 @@ def load(name: str) -> Any:
     entry = COMMANDS[name]
     app = getattr(importlib.import_module(entry.module), entry.attribute)
     app._add_completion = False
+    app.rich_markup_mode = None  # plain help everywhere, which keeps the examples as they are written
     command = typer.main.get_group(app) if entry.group else typer.main.get_command(app)
     command.name = name
     command.context_settings.setdefault("help_option_names", ["-h", "--help"])

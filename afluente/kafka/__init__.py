@@ -103,8 +103,8 @@ def read_topic(
 
 
 def _dotted(overrides: dict[str, Any]) -> dict[str, Any]:
-    # Callbacks keep their underscore: error_cb, stats_cb, on_commit.
+    # Callbacks keep their underscore (error_cb, stats_cb, on_commit), and so does log_level.
     return {
-        name if name.endswith("_cb") or name.startswith("on_") else name.replace("_", "."): value
+        name if name.endswith("_cb") or name.startswith("on_") or name == "log_level" else name.replace("_", "."): value
         for name, value in overrides.items()
     }

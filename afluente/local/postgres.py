@@ -95,11 +95,7 @@ class EmbeddedPostgres:
 
     def remove(self) -> None:
         """Kill it and delete its data, wherever that is."""
-        self.kill()
-        place = (self.folder / "data").resolve()
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        place.with_suffix(".origin").unlink(missing_ok=True)
+        remove(self.folder)
 
 
 @dataclass(frozen=True)
@@ -164,6 +160,16 @@ def stop_postgres(folder: Path | str) -> bool:
         return False
     server.stop()
     return True
+
+
+def remove(folder: Path) -> None:
+    """Kill the server of that folder if one runs, and delete its data, wherever that is, and the folder."""
+    process.kill(Ticket.load(folder / "ticket.json"))
+    place = (folder / "data").resolve()
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    if place.parent == SHARED_DATA:
+        place.with_suffix(".origin").unlink(missing_ok=True)
 
 
 def _load(folder: Path) -> EmbeddedPostgres | None:

@@ -60,6 +60,20 @@ class Ticket:
         return self.process() is not None
 
 
+class Deadline:
+    """A span that runs from now; `pause` is the short wait between two looks."""
+
+    def __init__(self, span_s: float) -> None:
+        self._end = time.monotonic() + span_s
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() > self._end
+
+    def pause(self) -> None:
+        time.sleep(POLL_S)
+
+
 def spawn(
     command: Sequence[str | Path],
     log_path: Path,
@@ -93,13 +107,13 @@ def spawn(
 
 def wait_until(ready: Callable[[], bool], ticket: Ticket, timeout_s: float, what: str, log_path: Path) -> None:
     """Poll until `ready`. LocalError with the end of the log when the process dies or the time is up before that."""
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     while not ready():
         if not ticket.alive:
             raise LocalError(f"{what} ended while starting: {last_words(log_path)}", log=log_path)
-        if time.monotonic() > deadline:
+        if deadline.is_over:
             raise LocalError(f"{what} did not answer within {timeout_s:.0f} s: {last_words(log_path)}", log=log_path)
-        time.sleep(POLL_S)
+        deadline.pause()
 
 
 def end(ticket: Ticket | None, first_signal: signal.Signals, timeout_s: float) -> bool:
@@ -129,11 +143,11 @@ def kill(ticket: Ticket | None) -> None:
 
 
 def _gone(ticket: Ticket, timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     while ticket.alive:
-        if time.monotonic() > deadline:
+        if deadline.is_over:
             return False
-        time.sleep(POLL_S)
+        deadline.pause()
     return True
 
 
