@@ -1,0 +1,166 @@
+"""`afluente channel`: connections to the senders of webhooks."""
+
+from __future__ import annotations
+
+import os
+import secrets as random
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+from afluente.cli.output import Format, FormatOption, say, show
+from afluente.errors import SettingsError
+
+if TYPE_CHECKING:
+    from afluente.secrets import Keyring
+    from afluente.settings import WebSettings
+
+app = typer.Typer(help="Connect senders of webhooks, and rotate their secrets.", no_args_is_help=True)
+
+Secret = Annotated[
+    str | None,
+    typer.Option(help="what the sender signs with; - reads it from stdin; left out: a new one is made and shown once"),
+]
+
+
+@app.command()
+def add(
+    source: Annotated[str, typer.Argument(help="shopify, nuvemshop, stripe or whatsapp")],
+    organization: Annotated[str, typer.Option("--org", help="id, slug or name of the organization")],
+    external_id: Annotated[
+        str | None,
+        typer.Option(help="shop domain, store id, account id (acct_...) or phone_number_id: what the sender calls it"),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="what people call it")] = None,
+    secret: Secret = None,
+    verify_token: Annotated[
+        str | None, typer.Option(help="whatsapp: the token of the set-up request; - for stdin")
+    ] = None,
+    api_token: Annotated[str | None, typer.Option(help="nuvemshop: access token of the API; - for stdin")] = None,
+    account_id: Annotated[
+        str | None, typer.Option(help="whatsapp: the business account, for what concerns all of it")
+    ] = None,
+    test: Annotated[
+        bool, typer.Option("--test", help="take the sender's test deliveries; a live one does not count them")
+    ] = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="make the organization if there is none of that name")
+    ] = False,
+    base_url: Annotated[str, typer.Option(help="where the receiver is reached from outside")] = "http://127.0.0.1:8080",
+    format: FormatOption = Format.text,
+) -> None:
+    """Make a connection and print the address for the sender.
+
+    \b
+    Example:
+      afluente channel add shopify --org "Loja Azul" --create --external-id loja-azul.myshopify.com --secret -
+    """
+    from afluente import postgres
+    from afluente.settings import WebSettings
+    from producers.ingest import channels
+
+    settings = WebSettings.read(os.environ)
+    keyring = _keyring(settings)
+    given = _read(secret)
+    made = given is None
+    plain = given or f"whsec_{random.token_urlsafe(32)}"
+    plains = {"signature": plain.encode()}
+    token = _read(verify_token) or (random.token_urlsafe(24) if source == "whatsapp" else None)
+    if token:
+        plains["verify_token"] = token.encode()
+    if api := _read(api_token):
+        plains["api_token"] = api.encode()
+    with postgres.connect(settings.postgres.dsn, application_name="afluente channel add") as conn:
+        organization_id = channels.find_organization(conn, organization, create=create)
+        channel_id = channels.add(
+            conn,
+            keyring,
+            organization_id=organization_id,
+            source=source,
+            secrets=plains,
+            external_id=external_id.lower() if external_id and source == "shopify" else external_id,
+            name=name,
+            mode="test" if test else "live",
+            settings={"account_id": account_id} if account_id else {},
+        )
+    row = {
+        "id": str(channel_id),
+        "organization_id": str(organization_id),
+        "source": source,
+        "url": f"{base_url.rstrip('/')}/webhooks/{source}/{channel_id}",
+    }
+    if made:
+        row["secret"] = plain
+    if token and verify_token is None:
+        row["verify_token"] = token
+    show(row, format)
+    if made:
+        say("The secret is shown this once. Senders that give you theirs: `afluente channel rotate ID --secret -`.")
+
+
+@app.command("list")
+def list_(
+    organization: Annotated[
+        str | None, typer.Option("--org", help="only of this organization: id, slug or name")
+    ] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Show the connections.
+
+    \b
+    Example:
+      afluente channel list --org "Loja Azul"
+    """
+    from afluente import postgres
+    from afluente.settings import MigrateSettings
+    from producers.ingest import channels
+
+    settings = MigrateSettings.read(os.environ)
+    with postgres.connect(settings.postgres.dsn, application_name="afluente channel list") as conn:
+        organization_id = channels.find_organization(conn, organization) if organization else None
+        rows = channels.listed(conn, organization_id)
+    show(rows, format, ["id", "organization", "source", "external_id", "status", "mode", "valid_secrets"])
+
+
+@app.command()
+def rotate(
+    channel: Annotated[UUID, typer.Argument(help="id of the connection")],
+    secret: Secret = None,
+    purpose: Annotated[str, typer.Option(help="signature, verify_token or api_token")] = "signature",
+    overlap_h: Annotated[float, typer.Option(help="hours for which the old secret stays valid", min=0)] = 24,
+    format: FormatOption = Format.text,
+) -> None:
+    """Put a new secret beside the old one, which stays valid for a while.
+
+    \b
+    Example:
+      afluente channel rotate 4f0c7d5e-... --secret - --overlap-h 24
+    """
+    from afluente import postgres
+    from afluente.settings import WebSettings
+    from producers.ingest import channels
+
+    settings = WebSettings.read(os.environ)
+    keyring = _keyring(settings)
+    given = _read(secret)
+    plain = given or f"whsec_{random.token_urlsafe(32)}"
+    until = datetime.now(UTC) + timedelta(hours=overlap_h)
+    with postgres.connect(settings.postgres.dsn, application_name="afluente channel rotate") as conn:
+        channels.rotate(conn, keyring, channel, purpose, plain.encode(), until)
+    show({"id": str(channel), "old_valid_until": until} | ({} if given else {"secret": plain}), format)
+
+
+def _read(value: str | None) -> str | None:
+    """An option's value; - is a line of stdin, so that a secret need not stand in the shell's history."""
+    return sys.stdin.readline().strip() if value == "-" else value
+
+
+def _keyring(settings: WebSettings) -> Keyring:
+    from afluente.secrets import Keyring
+
+    if settings.secrets.keys is None:
+        raise SettingsError([("AFLUENTE_SECRETS_KEY", None, "is required and not set: secrets are stored sealed")])
+    return Keyring.parse(settings.secrets.keys.get_secret_value())

@@ -1,0 +1,125 @@
+"""Connections to senders: made, listed, their secrets sealed and rotated. Takes a connection; its owner commits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, cast
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+import sql
+from afluente.errors import Refused
+from afluente.secrets import Keyring
+from producers.ingest.sources import registered
+from producers.ingest.store import seal_purpose
+
+Connection = psycopg.Connection[Any]
+
+
+def add(
+    conn: Connection,
+    keyring: Keyring,
+    *,
+    organization_id: UUID,
+    source: str,
+    secrets: Mapping[str, bytes],
+    external_id: str | None = None,
+    name: str | None = None,
+    mode: str = "live",
+    settings: Mapping[str, Any] | None = None,
+) -> UUID:
+    """Make a connection; `secrets` is purpose to plain secret. Refused for an unknown sender or one already there."""
+    known = registered()
+    if source not in known:
+        raise Refused(f"no sender is called {source!r}", hint=f"one of {', '.join(sorted(known))}")
+    try:
+        row = conn.execute(
+            _query("insert"),
+            {
+                "organization_id": organization_id,
+                "kind": known[source].kind,
+                "source": source,
+                "external_id": external_id,
+                "name": name,
+                "mode": mode,
+                "settings": Jsonb(dict(settings or {})),
+            },
+        ).fetchone()
+    except psycopg.errors.UniqueViolation:
+        raise Refused(
+            f"{source} {external_id} is connected already", hint="`afluente channel list` shows the connections"
+        ) from None
+    assert row is not None
+    channel_id: UUID = row[0]
+    for purpose, plain in secrets.items():
+        put_secret(conn, keyring, organization_id, channel_id, purpose, plain)
+    return channel_id
+
+
+def put_secret(
+    conn: Connection,
+    keyring: Keyring,
+    organization_id: UUID,
+    channel_id: UUID,
+    purpose: str,
+    plain: bytes,
+    slot: int = 1,
+) -> None:
+    if not plain:
+        raise Refused(f"the {purpose} secret is empty")
+    sealed = keyring.seal(plain, organization_id=organization_id, purpose=seal_purpose(purpose))
+    conn.execute(
+        _query("put_secret"),
+        {
+            "organization_id": organization_id,
+            "channel_id": channel_id,
+            "purpose": purpose,
+            "slot": slot,
+            "sealed": sealed,
+        },
+    )
+
+
+def rotate(
+    conn: Connection, keyring: Keyring, channel_id: UUID, purpose: str, plain: bytes, old_valid_until: datetime
+) -> None:
+    """Put a new secret beside the newest one, which stays valid until then. The one before that is gone."""
+    row = conn.execute(_query("one"), {"channel_id": channel_id}).fetchone()
+    if row is None:
+        raise Refused(f"no connection has the id {channel_id}", hint="`afluente channel list` shows the connections")
+    slots = [found[0] for found in conn.execute(_query("secrets"), {"channel_id": channel_id, "purpose": purpose})]
+    newest = slots[-1] if slots else None
+    if newest is not None:
+        conn.execute(
+            _query("end_secret"),
+            {"channel_id": channel_id, "purpose": purpose, "slot": newest, "valid_until": old_valid_until},
+        )
+    put_secret(conn, keyring, row[1], channel_id, purpose, plain, slot=2 if newest == 1 else 1)
+
+
+def listed(conn: Connection, organization_id: UUID | None = None) -> list[dict[str, Any]]:
+    """All connections, or those of one organization, as rows for people."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_query("list"), {"organization_id": organization_id}).fetchall()
+
+
+def find_organization(conn: Connection, word: str, *, create: bool = False) -> UUID:
+    """The organization meant by an id, a slug or a name. Refused when there is none (unless `create`) or several."""
+    rows = conn.execute(_query("organizations"), {"word": word}).fetchall()
+    if len(rows) > 1:
+        raise Refused(f"more than one organization is called {word!r}", hint="name it by its id")
+    if rows:
+        return cast(UUID, rows[0][0])
+    if not create:
+        raise Refused(f"no organization is called {word!r}", hint="--create makes it")
+    row = conn.execute(_query("insert_organization"), {"name": word}).fetchone()
+    assert row is not None
+    return cast(UUID, row[0])
+
+
+def _query(name: str) -> str:
+    return sql.queries("channels")[name]

@@ -1,0 +1,38 @@
+"""What a stored delivery means: raw body and headers in, facts out.
+
+Pure functions, one module for each sender; no clock, no I/O. Every delivery ends in a named outcome: `processed` with
+its facts, `ignored` (understood, and nothing for us), or `unrecognised` (kept, shown, replayable). A shape that is
+not understood never raises: `normalize` turns it into `unrecognised`.
+
+What must stay true: only the few fields that a mapping needs are required; unknown extra fields, new enum values and
+absent optional ones are normal. Amounts come from text or integers, never through a float.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+
+from producers.ingest.normalize.document import Document, Malformed, read_document
+from producers.ingest.normalize.facts import Context, Normalized, unrecognised
+
+_MODULES: Mapping[str, str] = {
+    name: f"producers.ingest.normalize.{name}" for name in ("shopify", "stripe", "nuvemshop", "whatsapp")
+}
+
+Normalizer = Callable[[Document, Mapping[str, str], Context], Normalized]
+
+
+def normalize(source: str, body: bytes, headers: Mapping[str, str], context: Context) -> Normalized:
+    """The facts of one delivery. `headers` are lower-case; `context` says which connection it came through, when."""
+    module = _MODULES.get(source)
+    if module is None:
+        return unrecognised("unknown_source")
+    found: Normalizer = importlib.import_module(module).normalize
+    document = read_document(body)
+    if document is None:
+        return unrecognised("not_json")
+    try:
+        return found(document, headers, context)
+    except Malformed as problem:
+        return unrecognised(f"unknown_shape:{problem.path}"[:255])

@@ -1,0 +1,41 @@
+"""Times of the senders: each field has one form, known by the field and never guessed by size. All become UTC."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+# Clocks of senders run ahead a little; what lies further in the future is no time of a fact.
+FUTURE_TOLERANCE = timedelta(days=1)
+_EARLIEST = datetime(1990, 1, 1, tzinfo=UTC)
+
+
+def from_iso(text: str | None) -> datetime | None:
+    """ISO 8601 with an offset, with or without its colon, or Z. A time without an offset is no time."""
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return None
+    return moment.astimezone(UTC) if moment.tzinfo is not None else None
+
+
+def from_epoch_s(value: int | str | None) -> datetime | None:
+    """Whole seconds since 1970, as a number or as digits."""
+    if (
+        isinstance(value, bool)
+        or value is None
+        or (isinstance(value, str) and not (value.isascii() and value.isdigit()))
+    ):
+        return None
+    try:
+        return datetime.fromtimestamp(int(value), UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def occurred(moment: datetime | None, received_at: datetime) -> datetime:
+    """When a fact happened: what the sender says, or when it came if that is missing, far ahead or absurdly old."""
+    if moment is None or moment > received_at + FUTURE_TOLERANCE or moment < _EARLIEST:
+        return received_at
+    return moment

@@ -1,0 +1,36 @@
+"""Shopify: topic, shop and ids stand in headers that the signature does not cover.
+
+The tenant is the channel in the URL; the shop's domain must agree with it (one app has one secret for all its shops).
+The same merchant action carries one X-Shopify-Event-Id over all subscriptions; retries of one delivery carry one
+X-Shopify-Webhook-Id. The topic is in the key: a test delivery sends the very same body under several topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from producers.ingest import signature
+from producers.ingest.sources import Part, Source, key, sha256, topic_of
+
+
+def route(body: bytes, headers: Mapping[str, str], url_topic: str | None) -> list[Part]:
+    topic = topic_of(headers.get("x-shopify-topic"))
+    delivery = headers.get("x-shopify-event-id") or headers.get("x-shopify-webhook-id") or f"body-{sha256(body)}"
+    shop = headers.get("x-shopify-shop-domain")
+    return [Part(topic=topic, dedupe_key=key(topic, delivery), external_id=shop.lower() if shop else None)]
+
+
+SOURCE = Source(
+    name="shopify",
+    kind="ecommerce",
+    signature_header="x-shopify-hmac-sha256",
+    verify=lambda body, header, secrets, now_s: signature.shopify(body, header, secrets),
+    verify_again=signature.shopify,
+    route=route,
+    kept_headers=frozenset(
+        {
+            "x-shopify-hmac-sha256", "x-shopify-topic", "x-shopify-shop-domain", "x-shopify-event-id",
+            "x-shopify-webhook-id", "x-shopify-api-version", "x-shopify-test", "x-shopify-triggered-at",
+        }
+    ),
+)  # fmt: skip
