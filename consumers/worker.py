@@ -1,9 +1,9 @@
 """What the author of a worker writes against: the two kinds of worker, their policy, and the ways out of a handler.
 
 A worker says which events it takes, for which targets, and what it does with one delivery. The runtime does the rest:
-once for each (worker, event, target), retries with backoff, order within a key, dead letters. There are four ways out of
-a handler: return; raise `Snooze` (come back later, no attempt used); raise `Reject` (dead letter at once); raise anything
-else (an attempt is used, the backoff says when the next one comes; `RetryAfter` says it itself).
+once for each (worker, event, target), retries with backoff, order within a key, dead letters. There are four ways out
+of a handler: return; raise `Snooze` (come back later, no attempt used); raise `Reject` (dead letter at once); raise
+anything else (an attempt is used, the backoff says when the next one comes; `RetryAfter` says it itself).
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class Reject(Exception):
 
 
 class RetryAfter(Exception):
-    """An attempt is used; the next one comes after `seconds` (what a Retry-After header says) instead of the backoff."""
+    """An attempt is used; the next one comes after `seconds` (what a Retry-After header says) instead of the
+    backoff."""
 
     def __init__(self, seconds: float, reason: str) -> None:
         self.seconds = seconds
@@ -141,7 +142,8 @@ class Context(Protocol):
         ...
 
     def as_worker(self) -> AbstractAsyncContextManager[None]:
-        """Inside it the connection is `afluente_worker`, which sees every organization: name the organization yourself."""
+        """Inside it the connection is `afluente_worker`, which sees every organization: name the organization
+        yourself."""
         ...
 
     async def emit(
@@ -154,7 +156,8 @@ class Context(Protocol):
         idempotency_key: str | None = None,
         deliver_at: datetime | None = None,
     ) -> UUID:
-        """Emit an event of the same organization, caused by this one. It exists if and only if the delivery is recorded."""
+        """Emit an event of the same organization, caused by this one. It exists if and only if the delivery is
+        recorded."""
         ...
 
     async def reject_waiting(self, reason: str) -> int:
@@ -182,7 +185,8 @@ class Worker:
         """Called once after the last delivery."""
 
     def key(self, event: Event, target: str) -> str:
-        """Deliveries with the same key run one after the other, in order. Default: the entity, else the event itself."""
+        """Deliveries with the same key run one after the other, in order. Default: the entity, else the event
+        itself."""
         return str(event.entity_id or event.id)
 
     async def targets(self, event: Event, conn: AsyncConnection[Any]) -> Sequence[str]:
@@ -194,7 +198,8 @@ class Worker:
 
 
 class TransactionalWorker(Worker):
-    """Effects in Postgres only. Many deliveries share one transaction with their records; one that fails is separated."""
+    """Effects in Postgres only. Many deliveries share one transaction with their records; one that fails is
+    separated."""
 
     async def handle(self, delivery: Delivery, ctx: Context) -> None:
         """Write the effects through `ctx.connection`. May run again for the same delivery only after a rollback."""

@@ -1,0 +1,354 @@
+"""The Kafka side of a worker: one thread owns one consumer, subscribed to the event topics and all retry topics.
+
+What must stay true:
+- Every call of the consumer is made by this thread. A commit from another one starves beside a consume loop.
+- It never waits for a handler, so `max.poll.interval.ms` is only a watchdog for the process. Too much in hand pauses
+  partitions; polling goes on.
+- An offset is committed only when everything handed out below it is finished. A finish that comes after its partition
+  was taken away touches nothing.
+- At a revoke: what has not begun is dropped, what runs is waited for (bounded), the mark is committed, then forgotten.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from afluente import faults
+from afluente.telemetry import get_logger
+from consumers.runtime.offsets import PartitionOffsets
+from consumers.runtime.records import Record
+
+_log = get_logger(__name__)
+
+_CONSUME_S = 0.05
+_CONSUME_RECORDS = 500
+_COMMITTED_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may be in hand in one process. Above it partitions are paused, at half of it they go on."""
+
+    records: int = 5000
+    bytes: int = 32 * 1024 * 1024
+    waiting_records: int = 2000
+    """Read ahead of their due time, for each partition of a retry topic."""
+    waiting_bytes: int = 8 * 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """One partition from its assignment to its end. The poll thread's, but for `running`, which is the loop's."""
+
+    topic: str
+    partition: int
+    waits: bool
+    """A retry topic with a delay: read ahead, with bounds of its own."""
+    offsets: PartitionOffsets = field(default_factory=PartitionOffsets)
+    alive: bool = True
+    paused: bool = False
+    committed: int | None = None
+    start: int = OFFSET_BEGINNING
+    records: int = 0
+    bytes: int = 0
+    last: int = -1
+    running: int = 0
+    """Deliveries that have begun and are not finished."""
+
+
+class Poller(threading.Thread):
+    """`deliver`, `revoke` and `failed` are called in this thread and must only pass on."""
+
+    def __init__(
+        self,
+        make: Callable[..., Consumer],
+        *,
+        topics: Iterable[str],
+        waiting_topics: Iterable[str],
+        limits: Limits,
+        commit_interval_s: float,
+        revoke_drain_s: float,
+        deliver: Callable[[list[Record]], None],
+        revoke: Callable[[list[Place], threading.Event], None],
+        assigned: Callable[[int], None],
+        failed: Callable[[BaseException], None],
+        worker: str,
+    ) -> None:
+        super().__init__(name=f"poll-{worker}", daemon=True)
+        self._make = make
+        self._topics = [*topics, *waiting_topics]
+        self._waiting_topics = frozenset(waiting_topics)
+        self._limits = limits
+        self._commit_interval_s = commit_interval_s
+        self._revoke_drain_s = revoke_drain_s
+        self._deliver = deliver
+        self._revoke = revoke
+        self._assigned = assigned
+        self._failed = failed
+        self._worker = worker
+        self._places: dict[tuple[str, int], Place] = {}
+        self._finished: deque[Record] = deque()
+        self._draining = threading.Event()
+        self._ending = threading.Event()
+        self._fresh: set[tuple[str, int]] = set()
+        self._average_bytes = 1000.0
+        self._next_commit = 0.0
+        self._warned: dict[str, float] = {}
+        self.turned_at = time.monotonic()
+        """When the loop last turned: what liveness is about."""
+
+    # Called from any thread.
+
+    def finish(self, record: Record) -> None:
+        """Everything the record asked for is durable."""
+        self._finished.append(record)
+
+    def drain(self) -> None:
+        """Read nothing more; stay a member and go on committing."""
+        self._draining.set()
+
+    def end(self) -> None:
+        """Commit what is finished, leave the group, end the thread."""
+        self._draining.set()
+        self._ending.set()
+
+    # The thread.
+
+    def run(self) -> None:
+        try:
+            self._consumer = self._make(on_commit=self._on_commit, error_cb=self._on_error)
+            self._consumer.subscribe(
+                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+            try:
+                while not self._ending.is_set():
+                    self._turn()
+                self._take_finished()
+                self._commit(synchronous=True)
+            finally:
+                self._consumer.close()
+        except BaseException as error:
+            self._failed(error)
+
+    def _turn(self) -> None:
+        self.turned_at = time.monotonic()
+        self._take_finished()
+        self._balance()
+        self._fresh.clear()
+        room = max(1, int((self._limits.bytes - self._bytes()) / self._average_bytes))
+        messages = self._consumer.consume(min(_CONSUME_RECORDS, room), _CONSUME_S)
+        records = [record for message in messages if (record := self._read(message)) is not None]
+        if records:
+            self._deliver(records)
+        if time.monotonic() >= self._next_commit:
+            self._take_finished()
+            self._commit(synchronous=False)
+            self._next_commit = time.monotonic() + self._commit_interval_s
+
+    def _read(self, message: Message) -> Record | None:
+        if (error := message.error()) is not None:
+            self._read_error(message, error)
+            return None
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        assert topic is not None
+        assert partition is not None
+        assert offset is not None
+        place = self._places.get((topic, partition))
+        if place is None or offset <= place.last:
+            return None
+        if (topic, partition) in self._fresh:
+            # Taken away and given back within one call: the message may have been fetched before that, with a hole in
+            # front of it. Read the partition from its start again.
+            self._consumer.seek(TopicPartition(topic, partition, place.start))
+            return None
+        record = Record(
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            timestamp_ms=message.timestamp()[1],
+            key=_bytes(message.key()),
+            value=_bytes(message.value()),
+            headers=[(str(name), _bytes(value)) for name, value in _headers(message)],
+            place=place,
+        )
+        place.last = offset
+        place.offsets.hand_out(offset)
+        place.records += 1
+        place.bytes += record.size
+        self._average_bytes += (record.size - self._average_bytes) / 100
+        return record
+
+    def _read_error(self, message: Message, error: KafkaError) -> None:
+        if error.fatal():
+            raise KafkaException(error)
+        if error.code() == KafkaError._AUTO_OFFSET_RESET and message.topic() is not None:
+            # The committed offset is no longer in the log: records expired unread. Say so and go on with what there is;
+            # the events are in event_log, and a replay to this worker brings them.
+            topic, partition = str(message.topic()), int(message.partition() or 0)
+            low, _ = self._consumer.get_watermark_offsets(
+                TopicPartition(topic, partition), timeout=_COMMITTED_TIMEOUT_S
+            )
+            _log.error(
+                "worker.records_expired",
+                worker=self._worker,
+                topic=topic,
+                partition=partition,
+                offset=low,
+                error=error.str(),
+            )
+            self._consumer.seek(TopicPartition(topic, partition, low))
+            return
+        self._warn(error)
+
+    def _warn(self, error: KafkaError) -> None:
+        """One line a minute for each kind: a broker that is away says so many times a second."""
+        now = time.monotonic()
+        if now - self._warned.get(error.name(), -60.0) >= 60.0:
+            self._warned[error.name()] = now
+            _log.warning("worker.kafka_error", worker=self._worker, error=error.str(), code=error.name())
+
+    def _take_finished(self) -> None:
+        while self._finished:
+            record = self._finished.popleft()
+            place: Place = record.place
+            if place.alive:
+                place.offsets.finish(record.offset)
+                place.records -= 1
+                place.bytes -= record.size
+
+    def _bytes(self) -> int:
+        return sum(place.bytes for place in self._places.values() if not place.waits)
+
+    def _balance(self) -> None:
+        """Pause what is over its limit, let go on what is under half of it."""
+        limits, draining = self._limits, self._draining.is_set()
+        running = [place for place in self._places.values() if not place.waits]
+        count, size = sum(place.records for place in running), self._bytes()
+        over = draining or count >= limits.records or size >= limits.bytes
+        under = not draining and count <= limits.records / 2 and size <= limits.bytes / 2
+        pause: list[Place] = []
+        resume: list[Place] = []
+        for place in self._places.values():
+            if place.waits:
+                place_over = draining or place.records >= limits.waiting_records or place.bytes >= limits.waiting_bytes
+                place_under = (
+                    not draining
+                    and place.records <= limits.waiting_records / 2
+                    and place.bytes <= limits.waiting_bytes / 2
+                )
+            else:
+                place_over, place_under = over, under
+            if place_over and not place.paused:
+                pause.append(place)
+            elif place_under and place.paused:
+                resume.append(place)
+        for places, call, paused in ((pause, self._consumer.pause, True), (resume, self._consumer.resume, False)):
+            if places:
+                call([TopicPartition(place.topic, place.partition) for place in places])
+                for place in places:
+                    place.paused = paused
+
+    def _commit(self, *, synchronous: bool, between_reads: bool = True) -> None:
+        offsets = []
+        for place in self._places.values():
+            mark = place.offsets.committable
+            if between_reads and place.offsets.idle and place.last >= 0:
+                # Nothing is out: what the consumer has passed is finished, the markers of transactions at the end
+                # included. Without this the lag of a transactional topic never reaches zero. Only between two reads:
+                # inside one (a revoke) the consumer has passed records that it has not handed over.
+                [position] = self._consumer.position([TopicPartition(place.topic, place.partition)])
+                if position.offset > (mark or 0):
+                    mark = position.offset
+            if mark is not None and mark != place.committed:
+                offsets.append(TopicPartition(place.topic, place.partition, mark))
+                place.committed = mark
+        if not offsets:
+            return
+        faults.point("worker.before_offset_commit")
+        if not synchronous:
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+            return
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:
+            # A lost partition, or a broker that is away at the end: the records come again, and are known.
+            _log.warning("worker.commit_failed", worker=self._worker, error=str(error))
+
+    # Callbacks of the client: in this thread, inside consume, commit and close.
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if partitions:
+            committed = consumer.committed(partitions, timeout=_COMMITTED_TIMEOUT_S)
+            for partition in committed:
+                if partition.error is not None:
+                    raise KafkaException(partition.error)
+                start = partition.offset if partition.offset >= 0 else OFFSET_BEGINNING
+                partition.offset = start
+                place = (partition.topic, partition.partition)
+                self._fresh.add(place)
+                self._places[place] = Place(
+                    partition.topic,
+                    partition.partition,
+                    waits=partition.topic in self._waiting_topics,
+                    start=start,
+                    committed=None if start == OFFSET_BEGINNING else start,
+                )
+            consumer.incremental_assign(committed)
+        self._assigned(len(self._places))
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        places = [place for p in partitions if (place := self._places.get((p.topic, p.partition))) is not None]
+        if places:
+            drained = threading.Event()
+            self._revoke(places, drained)
+            drained.wait(self._revoke_drain_s)
+            self._take_finished()
+            self._commit(synchronous=True, between_reads=False)
+        self._forget(places)
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        places = [place for p in partitions if (place := self._places.get((p.topic, p.partition))) is not None]
+        if places:
+            self._revoke(places, threading.Event())
+        self._forget(places)
+
+    def _forget(self, places: list[Place]) -> None:
+        for place in places:
+            place.alive = False
+            del self._places[place.topic, place.partition]
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        if error is None or error.code() == KafkaError._NO_OFFSET:
+            return
+        self._warn(error)
+        for partition in partitions:
+            if (place := self._places.get((partition.topic, partition.partition))) is not None:
+                place.committed = None  # offered again at the next turn
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._failed(KafkaException(error))
+        else:
+            self._warn(error)
+
+
+def _headers(message: Message) -> list[tuple[Any, Any]]:
+    return list(message.headers() or ())  # type: ignore[arg-type]
+
+
+def _bytes(value: Any) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,197 @@
+"""The records a worker reads and writes: what a retry record's headers say, and how the next one's are made. No I/O.
+
+Key, value and the headers of the source record are passed on untouched; ours are set, never appended, so that the
+headers after the eighth attempt have the same names as after the first, and bounded sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+MAX_ERROR_BYTES = 1000
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+EVENT_ID = "x-event-id"
+WORKER = "x-worker"
+TARGET = "x-target"
+GENERATION = "x-generation"
+ATTEMPT = "x-attempt"
+DUE_MS = "x-due-ms"
+FIRST_FAILURE_MS = "x-first-failure-ms"
+ORIGIN_TOPIC = "x-origin-topic"
+ORIGIN_PARTITION = "x-origin-partition"
+ORIGIN_OFFSET = "x-origin-offset"
+ORIGIN_TIMESTAMP = "x-origin-timestamp"
+ERROR_CLASS = "x-error-class"
+ERROR_MESSAGE = "x-error-message"
+
+OURS = frozenset(
+    {
+        EVENT_ID,
+        WORKER,
+        TARGET,
+        GENERATION,
+        ATTEMPT,
+        DUE_MS,
+        FIRST_FAILURE_MS,
+        ORIGIN_TOPIC,
+        ORIGIN_PARTITION,
+        ORIGIN_OFFSET,
+        ORIGIN_TIMESTAMP,
+        ERROR_CLASS,
+        ERROR_MESSAGE,
+    }
+)
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """A record as it was read. `place` is the poll side's: where its finish is reported."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    place: Any = None
+    pending: int = 0
+    """Deliveries of this record that are not finished."""
+
+    @property
+    def size(self) -> int:
+        """Bytes it holds in memory, roughly."""
+        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
+        return len(self.value or b"") + len(self.key or b"") + headers + 500
+
+    def header(self, name: str) -> str | None:
+        """The last header of that name as text; None when there is none."""
+        found = None
+        for header, value in self.headers:
+            if header == name and value is not None:
+                found = value
+        return found.decode("utf-8", "replace") if found is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the record came from first."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetryMark:
+    """What a retry record says about its delivery. A record without a generation is treated like a source record."""
+
+    target: str
+    generation: int
+    attempt: int
+    due_ms: int
+
+
+def read_mark(record: Record) -> RetryMark | None:
+    """The mark of a retry record; None when it carries none (a source record, a replay). ValueError when it is
+    broken."""
+    values = {name: value for name, value in record.headers if name in OURS and value is not None}
+    if GENERATION not in values:
+        return None
+    target = values.get(TARGET, b"").decode()
+    if "\x00" in target:
+        raise ValueError(f"header {TARGET} holds a NUL")
+    return RetryMark(
+        target=target,
+        generation=_number(values, GENERATION, 2**31 - 1),
+        attempt=_number(values, ATTEMPT, 2**15 - 1),
+        due_ms=_number(values, DUE_MS, 10**15) if DUE_MS in values else 0,
+    )
+
+
+def origin_of(record: Record) -> Origin:
+    """The origin its headers name, else the record's own place."""
+    topic, partition = record.header(ORIGIN_TOPIC), record.header(ORIGIN_PARTITION)
+    offset, timestamp = record.header(ORIGIN_OFFSET), record.header(ORIGIN_TIMESTAMP)
+    try:
+        if topic and partition and offset:
+            return Origin(topic, int(partition), int(offset), int(timestamp or 0))
+    except ValueError:
+        pass  # headers of someone else's making: the record's own place is certain
+    return Origin(record.topic, record.partition, record.offset, record.timestamp_ms)
+
+
+def marked_headers(
+    headers: Headers,
+    *,
+    worker: str,
+    origin: Origin,
+    event_id: UUID | None = None,
+    target: str = "",
+    generation: int = 0,
+    attempt: int = 1,
+    due: datetime | None = None,
+    first_failure: datetime | None = None,
+    error_class: str | None = None,
+    error: str | None = None,
+) -> list[tuple[str, bytes | None]]:
+    """`headers` with ours set: those of the source stay, ours of an earlier attempt are replaced."""
+    ours: dict[str, str | None] = {
+        EVENT_ID: str(event_id) if event_id else None,
+        WORKER: worker,
+        TARGET: target,
+        GENERATION: str(generation),
+        ATTEMPT: str(attempt),
+        DUE_MS: str(to_ms(due)) if due else None,
+        FIRST_FAILURE_MS: str(to_ms(first_failure)) if first_failure else None,
+        ORIGIN_TOPIC: origin.topic,
+        ORIGIN_PARTITION: str(origin.partition),
+        ORIGIN_OFFSET: str(origin.offset),
+        ORIGIN_TIMESTAMP: str(origin.timestamp_ms),
+        ERROR_CLASS: error_class,
+        ERROR_MESSAGE: cut(error) if error else None,
+    }
+    kept = [(name, value) for name, value in headers if name not in OURS]
+    return kept + [(name, value.encode()) for name, value in ours.items() if value is not None]
+
+
+def cut(text: str, limit: int = MAX_ERROR_BYTES) -> str:
+    """`text` within `limit` bytes of UTF-8, without NUL and lone surrogates (Postgres takes neither)."""
+    clean = text.replace("\x00", "").encode("utf-8", "replace")
+    return clean.decode() if len(clean) <= limit else clean[: limit - 3].decode("utf-8", "ignore") + "..."
+
+
+def to_ms(moment: datetime) -> int:
+    """Whole milliseconds since the epoch."""
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def whole_ms(moment: datetime) -> datetime:
+    """`moment` cut to what a header holds, so that a due time in Postgres and in a record are equal."""
+    return _EPOCH + timedelta(milliseconds=to_ms(moment))
+
+
+def headers_to_json(headers: Headers) -> list[list[str | None]]:
+    """For keeping in Postgres as jsonb: names as they are, bytes in hexadecimal."""
+    return [[name, None if value is None else value.hex()] for name, value in headers]
+
+
+def headers_from_json(kept: Sequence[Sequence[str | None]]) -> list[tuple[str, bytes | None]]:
+    """The reverse of `headers_to_json`."""
+    return [(str(name), None if value is None else bytes.fromhex(value)) for name, value in kept]
+
+
+def _number(values: Mapping[str, bytes], name: str, most: int) -> int:
+    text = values.get(name, b"").decode("ascii", "replace")
+    if not text.isdigit() or len(text) > 16 or int(text) > most:
+        raise ValueError(f"header {name} is {text[:40]!r}, not a number up to {most}")
+    return int(text)

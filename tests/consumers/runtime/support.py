@@ -1,0 +1,123 @@
+"""Records of events as the relay would produce them, an effect table, and looking at what came of it."""
+
+import json
+from datetime import UTC, datetime
+from uuid import UUID, uuid4
+
+import schemas
+from afluente import kafka as clients
+
+MESSAGE = {"direction": "in", "conversation_id": "c-1", "contact_id": "p-1", "body": "oi", "waha_message_id": "w-1"}
+
+
+def row(organization_id, event_type="message.received", entity_id=None, payload=None, created_at=None, metadata=None):
+    """An event_log row that was never in the table."""
+    body = payload if payload is not None else MESSAGE
+    return schemas.Row(
+        seq=1,
+        id=uuid4(),
+        organization_id=organization_id,
+        event_type=event_type,
+        entity_kind=event_type.split(".")[0],
+        entity_id=entity_id or uuid4(),
+        payload=json.dumps(body).encode(),
+        metadata=json.dumps(metadata or {}).encode(),
+        created_at=created_at or datetime.now(UTC),
+    )
+
+
+def produce(topics, rows, transactional=False, topic=None):
+    """Put the rows on their topics and wait for the broker. `transactional`: one transaction a record, so that each is
+    followed by a marker that takes an offset of its own."""
+    overrides = {"transactional_id": f"{topics.prefix}test"} if transactional else {}
+    producer = clients.producer(topics.settings, **overrides)
+    if transactional:
+        producer.init_transactions(30)
+    for event in rows:
+        if transactional:
+            producer.begin_transaction()
+        produce_raw(
+            producer,
+            topic or topics.event(event.event_type),
+            schemas.encode(event),
+            key=str(event.organization_id).encode(),
+            headers=schemas.headers(event),
+        )
+        if transactional:
+            producer.commit_transaction(30)
+    assert producer.flush(30) == 0
+    return rows
+
+
+def produce_raw(producer, topic, value, key=None, headers=()):
+    """One record of any bytes; the delivery is checked."""
+
+    def check(error, _):
+        assert error is None, error
+
+    while True:
+        try:
+            producer.produce(topic, value=value, key=key, headers=list(headers), on_delivery=check)
+            return
+        except BufferError:
+            producer.poll(0.1)
+
+
+def effect_table(database):
+    """A table that handlers write one row to for each run; nothing in it keeps duplicates out."""
+    database.execute(
+        """
+        CREATE TABLE public.effect (
+            worker text NOT NULL, event_id uuid NOT NULL, target text NOT NULL, attempt integer NOT NULL,
+            organization_id uuid NOT NULL, key text, number bigint GENERATED ALWAYS AS IDENTITY);
+        SELECT tenancy.protect('public.effect');
+        GRANT SELECT, INSERT ON public.effect TO afluente_app, afluente_worker;
+        """
+    )
+
+
+def effects(database, worker=None):
+    """(event_id, target, attempt) of each run that was committed, in order."""
+    return database.execute(
+        "SELECT event_id, target, attempt FROM public.effect WHERE worker = %s OR %s::text IS NULL ORDER BY number",
+        [worker, worker],
+    )
+
+
+def states(database, worker):
+    """How many deliveries of a worker are in each state."""
+    return dict(
+        database.execute("SELECT state, count(*) FROM event_delivery WHERE worker = %s GROUP BY state", [worker])
+    )
+
+
+def delivery(database, worker, event_id, target=""):
+    """One delivery's row as a dict."""
+    columns = "state, attempts, generation, claim, claimed_by, next_attempt_at, error_class, last_error, first_failure_at, dead_offset, kept_value IS NOT NULL AS kept, key"
+    names = [part.split(" AS ")[-1].strip() for part in columns.split(",")]
+    found = database.execute(
+        f"SELECT {columns} FROM event_delivery WHERE worker = %s AND event_id = %s AND target = %s",
+        [worker, event_id, target],
+    )
+    return dict(zip(names, found[0], strict=True)) if found else None
+
+
+def lag(topics, worker, names):
+    """Committed offsets against the ends that a read_committed reader sees: what `kafka-consumer-groups` calls lag."""
+    from confluent_kafka import TopicPartition
+
+    consumer = clients.consumer(topics.settings, worker)
+    try:
+        total = 0
+        for name in names:
+            partitions = consumer.list_topics(name, timeout=10).topics[name].partitions
+            for committed in consumer.committed([TopicPartition(name, p) for p in partitions], timeout=10):
+                low, high = consumer.get_watermark_offsets(TopicPartition(name, committed.partition), timeout=10)
+                total += high - (committed.offset if committed.offset >= 0 else low)
+        return total
+    finally:
+        consumer.close()
+
+
+def uuid_of(text):
+    return UUID(str(text))
