@@ -41,12 +41,13 @@ from streams.summaries.sink import Partition, Record, Sink, Written
 PINNED = {"faust-streaming": "0.15.3", "aiokafka": "0.14.0"}
 
 FETCH_WAIT_S = 1.0
+BROKER_WAIT_MS = 250
 DISPLAY_EVERY_S = 1.0  # how often offsets are committed to Kafka, for lag displays only
 DISPLAY_TIMEOUT_S = 5.0
 RETRY_S = 0.5
 # A fence beyond the end of its partition may be a leader that has not caught up; after so many looks it is another
 # topic.
-BEYOND_END_LOOKS = 10
+BEYOND_END_LOOKS = 6
 
 T = TypeVar("T")
 
@@ -97,6 +98,9 @@ class CommittedThread(AIOKafkaConsumerThread):
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
         consumer._isolation_level = "read_committed"
+        # Requests to a broker queue up behind a fetch that waits for records: with Faust's 1.5 s every look at the
+        # offsets, and so every restart and rebalance, took seconds.
+        consumer._fetch_max_wait_ms = BROKER_WAIT_MS
         return consumer
 
 

@@ -64,21 +64,9 @@ def run(
         exit=end,
         patience_s=patience_s,
     )
-    loop = app.loop
-    stop = asyncio.Event()
-
-    def on_signal(number: int, _: FrameType | None) -> None:
-        log.info("process.stopping", signal=signal.Signals(number).name)
-        # Armed in the handler itself: the event loop may be what hangs.
-        deadline = threading.Timer(STOP_WITHIN_S, end, (0, f"not stopped within {STOP_WITHIN_S:.0f} s"))
-        deadline.daemon = True
-        deadline.start()
-        loop.call_soon_threadsafe(stop.set)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+    stop = stop_on_signals(app.loop)
     watchdog.start()
-    loop.run_until_complete(_serve(app, stop))
+    app.loop.run_until_complete(_serve(app, stop))
 
 
 def check_topic(kafka: KafkaSettings, topic: str, partitions: int) -> str:
@@ -98,6 +86,23 @@ def check_topic(kafka: KafkaSettings, topic: str, partitions: int) -> str:
             hint="afluente topics plan",
         )
     return str(found.topic_id)
+
+
+def stop_on_signals(loop: asyncio.AbstractEventLoop, within_s: float = STOP_WITHIN_S) -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set. `within_s` after the signal the process ends, whatever it is doing."""
+    stop = asyncio.Event()
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        # Armed in the handler itself: the event loop may be what hangs.
+        deadline = threading.Timer(within_s, end, (0, f"not stopped within {within_s:g} s"))
+        deadline.daemon = True
+        deadline.start()
+        log.info("process.stopping", signal=signal.Signals(number).name)
+        loop.call_soon_threadsafe(stop.set)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    return stop
 
 
 def end(status: int, reason: str) -> None:
@@ -129,6 +134,8 @@ async def _serve(app: Any, stop: asyncio.Event) -> None:
         log.error("process.failed", error=repr(reason), exc_info=reason)
         end(FAILED, f"Faust crashed: {reason!r}")
     await app.stop()
+    # What is being written is given up, and taken up by whoever has the partitions next.
+    app.folding.sink.interrupt()
     app.folding.executor.shutdown(wait=True)
     app.folding.sink.close()
     end(0, "stopped by a signal")

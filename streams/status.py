@@ -58,7 +58,7 @@ def status(conn: psycopg.Connection[Any], kafka: KafkaSettings, topic: str) -> S
         if name == topic
     }
     partitions = []
-    for partition, (first, end) in sorted(_bounds(kafka, topic).items()):
+    for partition, (first, end) in sorted(bounds(kafka, topic).items()):
         next_offset, claimed_by, updated_at = fences.get(partition, (None, None, None))
         lag = max(0, end - max(first, next_offset or 0))
         partitions.append(PartitionStatus(partition, next_offset, end, lag, claimed_by, updated_at))
@@ -74,7 +74,7 @@ def dead_letters(conn: psycopg.Connection[Any], limit: int) -> list[dict[str, An
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
-def _bounds(kafka: KafkaSettings, topic: str) -> dict[int, tuple[int, int]]:
+def bounds(kafka: KafkaSettings, topic: str) -> dict[int, tuple[int, int]]:
     """First and last stable offset of each partition."""
     admin = clients.admin(kafka)
     try:

@@ -15,6 +15,7 @@ in the tests. A sink is used by one thread at a time.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,6 +43,7 @@ IDLE_TIMEOUT_MS = 10_000
 PASSING = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.ReadOnlySqlTransaction)
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MOST_S = 5.0
+CANCEL_TIMEOUT_S = 2.0
 REASON_LENGTH = 1000
 
 _QUERIES = sql.queries("summaries")
@@ -193,6 +195,13 @@ class Sink:
             log.warning("stream.divided", error=_first_line(error), records=batch.records)
             self._write_divided(fetch, written)
         return written
+
+    def interrupt(self) -> None:
+        """Cancel the statement that is running, if one is. The only method for other threads."""
+        conn = self._conn
+        if conn is not None and not conn.closed:
+            with contextlib.suppress(psycopg.Error):
+                conn.cancel_safe(timeout=CANCEL_TIMEOUT_S)
 
     def close(self) -> None:
         """Close the connection. The claims stay, until somebody else claims."""

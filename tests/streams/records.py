@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 import uuid
 from collections import defaultdict
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import schemas
 from afluente import kafka as clients
 from schemas.partitioner import partition_for
+from streams.status import bounds
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 METRICS = ("Order Placed", "Order Paid", "Message Received", "Link Clicked")
@@ -187,3 +189,54 @@ class Feed:
             partition_for(key, self.partitions),
             headers=headers,
         )
+
+
+class Fences:
+    """Waits for fences to move, by a notification from the table: killed processes cannot say how far they were."""
+
+    def __init__(self, database, settings, topic):
+        self.topic = topic
+        self._settings = settings
+        self._conn = database.connect(role=None, autocommit=True)
+        self._conn.execute(
+            """
+            CREATE OR REPLACE FUNCTION tell_of_fence() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                PERFORM pg_notify('fence', '');
+                RETURN NULL;
+            END $$
+            """
+        )
+        self._conn.execute(
+            "CREATE OR REPLACE TRIGGER tell AFTER INSERT OR UPDATE ON stream_offset"
+            " FOR EACH STATEMENT EXECUTE FUNCTION tell_of_fence()"
+        )
+        self._conn.execute("LISTEN fence")
+
+    def now(self):
+        rows = self._conn.execute(
+            "SELECT partition, next_offset FROM stream_offset WHERE topic = %s AND generation = 1", [self.topic]
+        )
+        return dict(rows.fetchall())
+
+    def ends(self):
+        return {partition: end for partition, (_, end) in bounds(self._settings, self.topic).items()}
+
+    def wait_for(self, reached, timeout=60.0):
+        """Until `reached(fences)` holds."""
+        deadline = time.monotonic() + timeout
+        while not reached(fences := self.now()):
+            left = deadline - time.monotonic()
+            assert left > 0, f"fences are at {fences} after {timeout} s; the ends are {self.ends()}"
+            for _ in self._conn.notifies(timeout=min(left, 5), stop_after=1):
+                pass
+
+    def wait_until_folded(self, timeout=60.0):
+        """Until every record produced so far is behind a fence."""
+        ends = self.ends()
+        self.wait_for(lambda fences: all(fences.get(partition, 0) >= end for partition, end in ends.items()), timeout)
+
+    def wait_for_progress(self, timeout=30.0):
+        """Until any fence has moved from where it is now."""
+        before = self.now()
+        self.wait_for(lambda fences: any(fences[partition] > before.get(partition, 0) for partition in fences), timeout)

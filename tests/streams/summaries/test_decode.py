@@ -44,7 +44,9 @@ def test_ids_are_the_same_however_they_are_written():
 
 def test_typed_contact_events_are_facts_too():
     value = EVENT.value_bytes(contact_event_type="purchase_completed", properties={"amount": "297.90"})
-    assert decode.fact(value).metric_name == "Order Paid"
+    fact = decode.fact(value)
+    assert fact is not None
+    assert fact.metric_name == "Order Paid"
 
 
 def test_an_event_without_a_metric_is_none():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.summaries.fold import DEFAULT_CURRENCY, EXACT, Fact, Key, fold, merge
+from streams.summaries.fold import DEFAULT_CURRENCY, EXACT, Fact, Increment, Key, fold, merge
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -35,7 +35,7 @@ def test_the_order_of_facts_does_not_matter(some, data):
 
 @given(facts, st.lists(st.integers(0, 40), max_size=6))
 def test_batch_boundaries_do_not_matter(some, cuts):
-    merged = {}
+    merged: dict[Key, Increment] = {}
     edges = [0, *sorted(min(cut, len(some)) for cut in cuts), len(some)]
     for start, end in pairwise(edges):
         merge(merged, fold(some[start:end]))
@@ -45,7 +45,7 @@ def test_batch_boundaries_do_not_matter(some, cuts):
 @given(facts)
 def test_merging_leaves_the_other_side_alone(some):
     other = fold(some)
-    into = {}
+    into: dict[Key, Increment] = {}
     merge(into, other)
     merge(into, other)
     assert other == fold(some)
@@ -77,6 +77,6 @@ def test_sums_keep_every_digit_or_fail():
         return Fact("o", "e", "c", "m", EPOCH, Decimal(value), None)
 
     folded = fold([fact("1e40"), fact("1e-40")])
-    assert folded["o", "c", "m"].totals["BRL"].value == Decimal("1" + "0" * 40 + "." + "0" * 39 + "1")
+    assert folded[Key("o", "c", "m")].totals["BRL"].value == Decimal("1" + "0" * 40 + "." + "0" * 39 + "1")
     with pytest.raises(Inexact):
         fold([fact("1e150"), fact("1e-150")])
