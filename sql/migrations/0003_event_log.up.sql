@@ -21,6 +21,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT greatest(clock_timestamp(), max(s.ends_at)) FROM public.event_log_seal s WHERE s.sealed_at IS NOT NULL
 $$;
+REVOKE ALL ON FUNCTION afluente.event_clock() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION afluente.event_clock() TO afluente_app, afluente_worker, afluente_admin;
 
 CREATE TABLE event_log (

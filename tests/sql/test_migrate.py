@@ -158,16 +158,17 @@ def test_a_concurrent_index_is_built_while_another_run_waits(empty_database, con
 
 def test_an_index_that_a_killed_run_left_invalid_is_built_again(conn, monkeypatch):
     index = Migration(
-        9001, "index", "-- no-transaction\nCREATE INDEX CONCURRENTLY organizations_made ON organizations (created_at);", ""
+        9001,
+        "index",
+        "-- no-transaction\nCREATE INDEX CONCURRENTLY organizations_made ON organizations (created_at);",
+        "",
     )
     migrate.up(conn)
     _with_extra(monkeypatch, index)
     # What a SIGKILL between the two phases of CREATE INDEX CONCURRENTLY leaves.
     conn.execute("CREATE INDEX organizations_made ON organizations (created_at)")
     conn.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'organizations_made'::regclass")
-    conn.execute(
-        "INSERT INTO migration.history (version, name, checksum, finished) VALUES (9001, 'index', '', false)"
-    )
+    conn.execute("INSERT INTO migration.history (version, name, checksum, finished) VALUES (9001, 'index', '', false)")
     assert [s.state for s in migrate.status(conn)][-1] == "unfinished"
     assert migrate.up(conn) == ["9001_index"]
     assert conn.execute(
@@ -216,7 +217,9 @@ def test_a_login_that_is_no_superuser_can_own_the_database(postgres, empty_datab
             assert migrate.down(conn, len(labels())) == labels()[::-1]
     finally:
         with postgres.admin() as admin:
-            admin.execute(pgsql.SQL("ALTER DATABASE {} OWNER TO CURRENT_USER").format(pgsql.Identifier(empty_database.name)))
+            admin.execute(
+                pgsql.SQL("ALTER DATABASE {} OWNER TO CURRENT_USER").format(pgsql.Identifier(empty_database.name))
+            )
             admin.execute(pgsql.SQL("DROP ROLE {}").format(pgsql.Identifier(login)))
 
 
