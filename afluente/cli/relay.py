@@ -23,6 +23,9 @@ def run(
     log_records: Annotated[
         bool, typer.Option("--log-records", envvar="AFLUENTE_RELAY_LOG_RECORDS", help="one log line for each record")
     ] = False,
+    chunk_rows: Annotated[
+        int, typer.Option("--chunk-rows", min=1, max=50_000, help="rows in one Kafka transaction at most")
+    ] = 5_000,
 ) -> None:
     """Publish what is committed to event_log, exactly once, until SIGTERM or SIGINT.
 
@@ -38,7 +41,8 @@ def run(
     from producers.relay.service import Options, Relay
 
     settings = RelaySettings.read(os.environ)
-    relay = Relay(settings.kafka, settings.postgres.dsn, Options(take_over=take_over, log_records=log_records))
+    options = Options(take_over=take_over, log_records=log_records, chunk_rows=chunk_rows)
+    relay = Relay(settings.kafka, settings.postgres.dsn, options)
 
     def stop(number: int, frame: FrameType | None) -> None:
         relay.stop()

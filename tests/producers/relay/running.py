@@ -1,0 +1,30 @@
+"""A relay of this process, in a thread, for as long as a `with` lasts."""
+
+import threading
+from contextlib import contextmanager
+
+from producers.relay.service import Options, Relay
+
+
+@contextmanager
+def relay_of(topics, database, **options):
+    """A relay publishing `database` to `topics`. What ended it too early is raised at the end."""
+    relay = Relay(topics.settings, database.url, Options(**options))
+    ended = []
+
+    def run():
+        try:
+            relay.run()
+        except Exception as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run, name="relay")
+    thread.start()
+    try:
+        yield relay
+    finally:
+        relay.stop()
+        thread.join(15)
+        assert not thread.is_alive(), "the relay did not stop"
+    if ended:
+        raise ended[0]
