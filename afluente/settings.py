@@ -322,6 +322,20 @@ class TopicsSettings(Settings):
     environment: EnvironmentSettings
 
 
+class TopicPrefixSettings(Settings):
+    """The installation's prefix alone, for commands that ask no cluster."""
+
+    prefix: str = Field("", alias="AFLUENTE_TOPIC_PREFIX", description="put before every topic name")
+
+
+class SchemasSettings(Settings):
+    """`afluente schemas`: files, and a registry when there is one."""
+
+    topics: TopicPrefixSettings
+    log: LogSettings
+    registry: RegistrySettings
+
+
 class MigrateSettings(Settings):
     """`afluente migrate`: Postgres only."""
 

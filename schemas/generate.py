@@ -90,7 +90,7 @@ def generate(directory: Path, now: datetime) -> list[Published]:
             older = json.loads((directory / version.file).read_text("utf-8"))
             if problems := breaking_changes(older, schema):
                 raise IncompatibleSchema(f"{event_type} {variant} against {version.version}".strip(), problems)
-        version_text = f"{major}.0.0" if newest is None else f"{major}.{newest.order[1] + 1}.0"
+        version_text = _next_version(major, newest, directory, schema)
         family, action = event_type.split(".", 1)
         added.append(
             (
@@ -115,6 +115,24 @@ def generate(directory: Path, now: datetime) -> list[Published]:
         # Last: an entry whose file is missing would break every reader, a file without an entry only waits.
         ids.write_text(_render_ids([*held, *(entry for entry, _ in added)]), "utf-8")
     return [entry for entry, _ in added]
+
+
+def incompatibilities(directory: Path) -> list[str]:
+    """Published versions of one major that cannot follow each other, and majors without a way to the next."""
+    held = read_ids((directory / IDS_FILE).read_text("utf-8"))
+    findings = []
+    for index, older in enumerate(held):
+        for newer in held[index + 1 :]:
+            if (older.event_type, older.variant, older.major) == (newer.event_type, newer.variant, newer.major):
+                schemas = [json.loads((directory / entry.file).read_text("utf-8")) for entry in (older, newer)]
+                findings += [f"{newer.file} after {older.file}: {text}" for text in breaking_changes(*schemas)]
+    for event_type, models in catalogue.MAJORS.items():
+        findings += [
+            f"{event_type} major {major} has no upcaster"
+            for major in range(1, len(models))
+            if (event_type, major) not in catalogue.UPCASTERS
+        ]
+    return findings
 
 
 def drift(directory: Path) -> list[str]:
@@ -148,6 +166,24 @@ def drift(directory: Path) -> list[str]:
         if (entry.event_type, entry.variant, entry.major) not in wanted
     ]
     return findings
+
+
+def _next_version(major: int, newest: Published | None, directory: Path, schema: Schema) -> str:
+    """A new field or symbol is a minor version; other words about the same fields are a patch."""
+    if newest is None:
+        return f"{major}.0.0"
+    _, minor, patch = newest.order
+    held = json.loads((directory / newest.file).read_text("utf-8"))
+    same = _without_docs(held) == _without_docs(schema)
+    return f"{major}.{minor}.{patch + 1}" if same else f"{major}.{minor + 1}.0"
+
+
+def _without_docs(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_docs(part) for part in schema]
+    if isinstance(schema, dict):
+        return {key: _without_docs(value) for key, value in schema.items() if key != "doc"}
+    return schema
 
 
 def _wanted() -> list[tuple[str, str, int, Schema]]:

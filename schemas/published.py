@@ -67,6 +67,12 @@ def all_published() -> tuple[Published, ...]:
     return tuple(read_ids((files("schemas") / "avro" / "ids.json").read_text("utf-8")))
 
 
+def reload() -> None:
+    """Forget what was read: the files have changed under this process, which only `schemas generate` does."""
+    for cached in (all_published, by_number, event_types, current, accepted_until):
+        cached.cache_clear()
+
+
 @cache
 def by_number() -> dict[int, Published]:
     return {entry.number: entry for entry in all_published()}

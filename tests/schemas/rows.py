@@ -35,7 +35,7 @@ def _text(value):
         return json.dumps(value, ensure_ascii=False).encode()
 
 
-RECORDED = {
+RECORDED: dict = {
     "contact_event_id": "0193f2a0-2222-7000-8000-000000000002",
     "contact_id": str(ENTITY),
     "contact_event_type": "purchase_completed",

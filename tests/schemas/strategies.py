@@ -65,7 +65,8 @@ def of_type(kind, named):
 
 
 def of_record(kind, named):
-    required, optional = {}, {}
+    required: dict = {}
+    optional: dict = {}
     for field in kind["fields"]:
         if field["name"] == "extra":
             continue

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.compatibility import breaking_changes
 
-BASE = {
+BASE: dict = {
     "type": "record",
     "name": "Paid",
     "namespace": "afluente.order.v1",
