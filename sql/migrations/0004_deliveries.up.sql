@@ -102,7 +102,7 @@ CREATE TABLE undecodable_record (
     error_class       text NOT NULL,
     error             text NOT NULL,
     size_bytes        integer NOT NULL,
-    state             text NOT NULL DEFAULT 'dead' CHECK (state IN ('dead', 'discarded')),
+    state             text NOT NULL DEFAULT 'dead' CHECK (state IN ('dead', 'reprocessed', 'discarded')),
     dead_partition    integer,
     dead_offset       bigint,
     created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),

@@ -1,0 +1,422 @@
+"""`afluente dlq`: dead letters, listed, shown, reprocessed and discarded."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import typer
+
+from afluente.cli.exits import Exit
+from afluente.cli.output import Format, FormatOption, say, show
+from afluente.errors import AfluenteError
+
+if TYPE_CHECKING:
+    from consumers.dead_letters import Filter, Letter, Outcome, Undecodable
+
+app = typer.Typer(help="List, show, retry and discard dead letters.", no_args_is_help=True, rich_markup_mode=None)
+
+Worker = Annotated[str | None, typer.Option("--worker", help="only of this worker")]
+EventType = Annotated[str | None, typer.Option("--event-type", help="only of events of this type")]
+EntityKind = Annotated[str | None, typer.Option("--entity-kind", help="only of events about this kind of entity")]
+Org = Annotated[str | None, typer.Option("--org", help="only of this organization (its id)")]
+Error = Annotated[str | None, typer.Option("--error", help="only with this in the error's class or text")]
+Since = Annotated[str | None, typer.Option("--since", help="dead since: ISO time, 2h, 3d, yesterday")]
+Until = Annotated[str | None, typer.Option("--until", help="dead before: the same")]
+Ids = Annotated[list[str] | None, typer.Argument(help="ids as listed, or event ids", metavar="[ID]...")]
+All = Annotated[bool, typer.Option("--all", help="every dead letter there is")]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="at most so many")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show what would be done, do nothing")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+Reason = Annotated[str, typer.Option("--reason", help="why, for the audit log")]
+
+_COLUMNS = ("id", "event_type", "attempts", "error", "dead_at")
+
+
+class UnknownLetter(AfluenteError):
+    """No dead letter of that id."""
+
+    exit_status = Exit.FOUND
+
+
+@app.command("list")
+def list_(
+    worker: Worker = None,
+    event_type: EventType = None,
+    entity_kind: EntityKind = None,
+    org: Org = None,
+    error: Error = None,
+    since: Since = None,
+    until: Until = None,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", help="dead, needs_review, discarded; repeatable")
+    ] = None,
+    relay: Annotated[bool, typer.Option("--relay", help="rows the relay could not publish, instead")] = False,
+    limit: Limit = 100,
+    format: FormatOption = Format.text,
+) -> None:
+    """List dead letters, the newest first. Exit status 3 when there is none.
+
+    JSON keys: id, kind (delivery, undecodable, relay), worker, event_id, target, organization_id, event_type, state,
+    attempts, generation, error_class, error, first_failure_at, dead_at, origin {topic, partition, offset},
+    dead_letter {partition, offset}.
+
+    \b
+    Examples:
+      afluente dlq list --worker webhook-dispatch-worker --since 2h
+      afluente dlq list --relay --format json
+    """
+    from dataclasses import replace
+
+    from afluente.settings import KafkaSettings
+    from consumers import dead_letters
+
+    if relay:
+        rows = [_relay_row(letter) for letter in dead_letters.relay_letters(KafkaSettings.read(os.environ), limit)]
+    else:
+        wanted = _filter(worker, event_type, entity_kind, org, error, since, until, limit)
+        if state:
+            wanted = replace(wanted, states=tuple(state))
+        with _connect() as conn:
+            rows = [_row(letter) for letter in dead_letters.find(conn, wanted)]
+            rows += [_row(letter) for letter in dead_letters.find_undecodable(conn, wanted)]
+        rows = sorted(rows, key=lambda row: row["dead_at"], reverse=True)[:limit]
+    show(_short(rows) if format == Format.text else rows, format, _COLUMNS if format == Format.text else None)
+    if not rows:
+        say("no dead letters")
+        raise typer.Exit(Exit.FOUND)
+    say(f"{len(rows)} dead letter{'s' if len(rows) > 1 else ''}" + (" (the limit)" if len(rows) == limit else ""))
+    if not relay:
+        say(f"next: afluente dlq show {rows[0]['id']}")
+
+
+@app.command("show")
+def show_(
+    id: Annotated[str, typer.Argument(help="an id as listed, or an event id", metavar="ID")],
+    format: FormatOption = Format.text,
+) -> None:
+    """Show one dead letter with its event, or with its bytes when they are no event.
+
+    JSON keys: those of `list`, and headers, event {…} or value_hex.
+
+    \b
+    Examples:
+      afluente dlq show
+      webhook-dispatch-worker:0199c0de-0000-7000-8000-000000000000:0199beef-0000-7000-8000-000000000000 afluente dlq
+      show 0199c0de-0000-7000-8000-000000000000 --format json
+    """
+    import schemas
+    from afluente.settings import KafkaSettings
+    from consumers import dead_letters
+
+    with _connect() as conn:
+        letters = _named(conn, [id], None)
+        rows = []
+        for letter in letters:
+            row = _row(letter)
+            record = dead_letters.record_of(KafkaSettings.read(os.environ), conn, letter)
+            row["headers"] = {
+                name: (value or b"").decode("utf-8", "replace") for name, value in (record.headers if record else ())
+            }
+            row["event"] = row["value_hex"] = None
+            if record is not None:
+                try:
+                    row["event"] = schemas.decode(record.value or b"")
+                except schemas.SchemaError:
+                    row["value_hex"] = (record.value or b"").hex()
+            rows.append(row)
+    show(rows[0] if len(rows) == 1 else rows, format)
+    say(f"next: afluente dlq retry {rows[0]['id']} --dry-run")
+
+
+@app.command()
+def retry(
+    ids: Ids = None,
+    worker: Worker = None,
+    event_type: EventType = None,
+    entity_kind: EntityKind = None,
+    org: Org = None,
+    error: Error = None,
+    since: Since = None,
+    until: Until = None,
+    all_: All = False,
+    limit: Limit = 10_000,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    reason: Reason = "",
+    format: FormatOption = Format.text,
+) -> None:
+    """Give dead letters to the worker and target that failed, and to no one else; attempts count from 1 again.
+
+    Exit status: 3 when nothing matched, 5 when some could not be given (see `failed`). JSON keys: action, applied,
+    count, organizations, workers, ids, failed [{id, error}].
+
+    \b
+    Examples:
+      afluente dlq retry --worker webhook-dispatch-worker --since 2h --dry-run
+      afluente dlq retry --worker webhook-dispatch-worker --error 503 --reason "receiver is back" --yes
+    """
+    from afluente.settings import KafkaSettings
+    from consumers import dead_letters
+
+    with _connect(autocommit=True) as conn:
+        wanted = _filter(worker, event_type, entity_kind, org, error, since, until, limit)
+        letters = _choose(conn, ids, wanted, all_)
+        _agree("retry", letters, dry_run, yes)
+        outcome = None
+        if not dry_run:
+            settings = KafkaSettings.read(os.environ)
+            now = datetime.now(UTC)
+            outcome = dead_letters.reprocess(conn, settings, letters, actor=_actor(), reason=reason, now=now)
+    _report("retry", letters, outcome, reason, format)
+
+
+@app.command()
+def discard(
+    ids: Ids = None,
+    worker: Worker = None,
+    event_type: EventType = None,
+    entity_kind: EntityKind = None,
+    org: Org = None,
+    error: Error = None,
+    since: Since = None,
+    until: Until = None,
+    all_: All = False,
+    limit: Limit = 10_000,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    reason: Reason = "",
+    format: FormatOption = Format.text,
+) -> None:
+    """Close dead letters for good: they are not tried again. More than one: the worker's name is asked for.
+
+    Exit status and JSON keys as for `retry`.
+
+    \b
+    Examples:
+      afluente dlq discard webhook-dispatch-worker:0199c0de-0000-7000-8000-000000000000: --reason "test data"
+      afluente dlq discard --worker webhook-dispatch-worker --until 30d --yes --reason "too old to matter"
+    """
+    from consumers import dead_letters
+
+    with _connect(autocommit=True) as conn:
+        wanted = _filter(worker, event_type, entity_kind, org, error, since, until, limit)
+        letters = _choose(conn, ids, wanted, all_)
+        _agree("discard", letters, dry_run, yes)
+        outcome = None if dry_run else dead_letters.discard(conn, letters, actor=_actor(), reason=reason)
+    _report("discard", letters, outcome, reason, format)
+
+
+def parse_time(text: str | None, now: datetime) -> datetime | None:
+    """ISO time (local unless it says otherwise), `2h` ago, `yesterday`. typer.BadParameter for anything else."""
+    if text is None:
+        return None
+    if text in ("today", "yesterday"):
+        midnight = now.astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
+        return midnight - timedelta(days=1 if text == "yesterday" else 0)
+    if match := re.fullmatch(r"(\d{1,6})(s|m|h|d)", text):
+        unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]
+        return now - timedelta(**{unit: int(match[1])})
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no time: 2026-11-29T20:00, 2h, 3d, yesterday") from None
+    return moment.astimezone()  # a naive one is the person's local time
+
+
+def _connect(autocommit: bool = False) -> Any:
+    from afluente import postgres
+    from afluente.settings import PostgresSettings
+
+    settings = PostgresSettings.read(os.environ)
+    return postgres.connect(settings.dsn, application_name="afluente dlq", autocommit=autocommit)
+
+
+def _filter(
+    worker: str | None,
+    event_type: str | None,
+    entity_kind: str | None,
+    org: str | None,
+    error: str | None,
+    since: str | None,
+    until: str | None,
+    limit: int,
+) -> Filter:
+    from consumers.dead_letters import Filter
+
+    now = datetime.now(UTC)
+    return Filter(
+        worker=worker,
+        event_type=event_type,
+        entity_kind=entity_kind,
+        organization_id=_uuid(org, "--org") if org else None,
+        error=error,
+        since=parse_time(since, now),
+        until=parse_time(until, now),
+        limit=limit,
+    )
+
+
+def _uuid(text: str, what: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise typer.BadParameter(f"{what}: {text!r} is not an id") from None
+
+
+def _choose(conn: Any, ids: list[str] | None, wanted: Filter, all_: bool) -> list[Letter | Undecodable]:
+    """The letters named, or those that the filters find. Everything there is must be asked for with --all."""
+    from consumers import dead_letters
+
+    filtered = wanted.about_events or any((wanted.worker, wanted.error, wanted.since, wanted.until))
+    if ids and (filtered or all_):
+        raise typer.BadParameter("give ids or filters, not both")
+    if ids:
+        return _named(conn, ids, wanted.limit)
+    if not filtered and not all_:
+        raise typer.BadParameter("say which: ids, filters, or --all")
+    found: list[Letter | Undecodable] = [*dead_letters.find(conn, wanted)]
+    found += dead_letters.find_undecodable(conn, wanted)
+    found = found[: wanted.limit]
+    if not found:
+        say("no dead letter matches")
+        raise typer.Exit(Exit.FOUND)
+    return found
+
+
+def _named(conn: Any, ids: list[str], limit: int | None) -> list[Letter | Undecodable]:
+    from consumers import dead_letters
+    from consumers.dead_letters import Filter
+
+    found: list[Letter | Undecodable] = []
+    for id in ids:
+        here: list[Letter | Undecodable]
+        if match := re.fullmatch(r"([a-z0-9-]+)@(.+)/(\d+)/(\d+)", id):
+            place = (match[2], int(match[3]), int(match[4]))
+            here = [*dead_letters.find_undecodable(conn, Filter(worker=match[1]), place)]
+        elif ":" in id:
+            worker, event_id, target = (*id.split(":", 2), "")[:3]
+            wanted = Filter(worker=worker, event_id=_uuid(event_id, "ID"), target=target)
+            here = [*dead_letters.find(conn, wanted)]
+        else:
+            here = [*dead_letters.find(conn, Filter(event_id=_uuid(id, "ID")))]
+        if not here:
+            raise UnknownLetter(f"no dead letter {id}", hint="afluente dlq list")
+        found += here
+    return found[:limit]
+
+
+def _agree(action: str, letters: list[Letter | Undecodable], dry_run: bool, yes: bool) -> None:
+    """Ask, with the count and the target. Nobody there to answer: exit 2, nothing done."""
+    if dry_run or yes:
+        return
+    workers = sorted({letter.worker for letter in letters})
+    organizations = _organizations(letters)
+    question = (
+        f"{action} {len(letters):,} dead letter{'s' if len(letters) > 1 else ''} of {', '.join(workers)}"
+        f" in {organizations} organization{'s' if organizations != 1 else ''}?"
+    )
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        say(f"{question} Nobody is there to answer: add --yes, or --dry-run to see them")
+        raise typer.Exit(Exit.USAGE)
+    if action == "discard" and len(letters) > 1:
+        agreed = typer.prompt(f"{question} Type {workers[0]} to confirm", default="", err=True) == workers[0]
+    else:
+        agreed = typer.confirm(question, err=True)
+    if not agreed:
+        say("nothing done")
+        raise typer.Exit(Exit.FAILED)
+
+
+def _report(
+    action: str, letters: list[Letter | Undecodable], outcome: Outcome | None, reason: str, format: Format
+) -> None:
+    failed = outcome.failed if outcome else []
+    result = {
+        "action": action,
+        "applied": outcome is not None,
+        "count": len(outcome.done) if outcome else len(letters),
+        "organizations": _organizations(letters),
+        "workers": sorted({letter.worker for letter in letters}),
+        "reason": reason,
+        "ids": outcome.done if outcome else [letter.id for letter in letters],
+        "failed": failed,
+    }
+    show(result, format)
+    if outcome is None:
+        say("this was a dry run: nothing was done")
+    elif failed:
+        raise typer.Exit(Exit.PARTLY if outcome.done else Exit.FAILED)
+    elif action == "retry":
+        say("next: afluente dlq list")
+
+
+def _organizations(letters: list[Letter | Undecodable]) -> int:
+    return len({organization for letter in letters if (organization := getattr(letter, "organization_id", None))})
+
+
+def _actor() -> str:
+    """Who: the login of the machine."""
+    try:
+        return getpass.getuser()
+    except OSError:
+        return f"uid {os.getuid()}"
+
+
+def _row(letter: Letter | Undecodable) -> dict[str, Any]:
+    from consumers.dead_letters import Letter
+
+    event = isinstance(letter, Letter)
+    return {
+        "id": letter.id,
+        "kind": "delivery" if event else "undecodable",
+        "worker": letter.worker,
+        "event_id": getattr(letter, "event_id", None),
+        "target": getattr(letter, "target", None),
+        "organization_id": getattr(letter, "organization_id", None),
+        "event_type": getattr(letter, "event_type", None),
+        "state": letter.state,
+        "attempts": getattr(letter, "attempts", 0),
+        "generation": getattr(letter, "generation", 0),
+        "error_class": letter.error_class,
+        "error": letter.error,
+        "first_failure_at": getattr(letter, "first_failure_at", None),
+        "dead_at": letter.dead_at,
+        "origin": {
+            "topic": letter.origin_topic if isinstance(letter, Letter) else letter.topic,
+            "partition": letter.origin_partition if isinstance(letter, Letter) else letter.partition,
+            "offset": letter.origin_offset if isinstance(letter, Letter) else letter.record_offset,
+        },
+        "dead_letter": {"partition": letter.dead_partition, "offset": letter.dead_offset},
+    }
+
+
+def _relay_row(letter: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"relay@{letter['topic']}/{letter['partition']}/{letter['offset']}",
+        "kind": "relay",
+        "worker": "relay",
+        "event_id": letter.get("event_id"),
+        "target": None,
+        "organization_id": letter.get("organization_id"),
+        "event_type": letter.get("event_type"),
+        "state": "dead",
+        "attempts": 0,
+        "generation": 0,
+        "error_class": letter.get("error_class"),
+        "error": letter.get("reason"),
+        "first_failure_at": None,
+        "dead_at": letter.get("created_at"),
+        "origin": {"topic": letter["topic"], "partition": letter["partition"], "offset": letter["offset"]},
+        "dead_letter": {"partition": letter["partition"], "offset": letter["offset"]},
+    }
+
+
+def _short(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For a terminal: the error on one line, within reason."""
+    return [row | {"error": " ".join(f"{row['error_class']}: {row['error']}".split())[:100]} for row in rows]

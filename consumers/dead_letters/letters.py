@@ -1,0 +1,269 @@
+"""What dead letters there are, and the records they are made of.
+
+A letter is a row of event_delivery whose state is dead (or needs_review), with its record in the worker's dead-letter
+topic, and in event_log when the topic has let it go. Records that are no event are listed beside them, by their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import orjson
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, KafkaException, TopicPartition
+from psycopg import Connection
+
+import schemas
+import sql
+from afluente import kafka
+from afluente.settings import KafkaSettings
+from consumers.runtime.records import Headers, Record
+from schemas.topics import Topics
+
+_READ_TIMEOUT_S = 10.0
+_SKIP = 1000  # further ahead than this a seek is cheaper than reading on
+
+DEAD = ("dead", "needs_review")
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which letters; None: any."""
+
+    worker: str | None = None
+    event_id: UUID | None = None
+    target: str | None = None
+    event_type: str | None = None
+    entity_kind: str | None = None
+    organization_id: UUID | None = None
+    error: str | None = None
+    """Part of the error's class or message, in any case."""
+    since: datetime | None = None
+    until: datetime | None = None
+    states: tuple[str, ...] = DEAD
+    limit: int = 1000
+
+    @property
+    def about_events(self) -> bool:
+        """It names something that undecodable records do not have."""
+        return any((self.event_id, self.target, self.event_type, self.entity_kind, self.organization_id))
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A delivery that is dead."""
+
+    worker: str
+    event_id: UUID
+    target: str
+    organization_id: UUID
+    event_type: str
+    state: str
+    attempts: int
+    generation: int
+    error_class: str | None
+    error: str | None
+    first_failure_at: datetime | None
+    dead_at: datetime
+    event_created_at: datetime
+    origin_topic: str | None
+    origin_partition: int | None
+    origin_offset: int | None
+    dead_partition: int | None
+    dead_offset: int | None
+
+    @property
+    def id(self) -> str:
+        """What commands and pages call it: the delivery's idempotency key."""
+        return f"{self.worker}:{self.event_id}:{self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """A record whose bytes are no event."""
+
+    worker: str
+    topic: str
+    partition: int
+    record_offset: int
+    record_timestamp: datetime
+    state: str
+    error_class: str
+    error: str
+    dead_at: datetime
+    dead_partition: int | None
+    dead_offset: int | None
+    size_bytes: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.worker}@{self.topic}/{self.partition}/{self.record_offset}"
+
+
+def find(conn: Connection[Any], wanted: Filter) -> list[Letter]:
+    """Letters that match, the newest first."""
+    rows = conn.execute(
+        sql.queries("deliveries")["find_dead"],
+        {
+            "states": list(wanted.states),
+            "worker": wanted.worker,
+            "event_id": wanted.event_id,
+            "target": wanted.target,
+            "event_type": wanted.event_type,
+            "entity_kind": wanted.entity_kind,
+            "organization_id": wanted.organization_id,
+            "error": wanted.error,
+            "since": wanted.since,
+            "until": wanted.until,
+            "limit": wanted.limit,
+        },
+    )
+    return [Letter(*row) for row in rows]
+
+
+def find_undecodable(
+    conn: Connection[Any], wanted: Filter, place: tuple[str, int, int] | None = None
+) -> list[Undecodable]:
+    """Records that are no event; none when the filter asks for what only events have. `place`: topic, partition,
+    offset."""
+    if wanted.about_events:
+        return []
+    topic, partition, offset = place or (None, None, None)
+    rows = conn.execute(
+        sql.queries("deliveries")["find_undecodable"],
+        {
+            "states": [state for state in wanted.states if state != "needs_review"],
+            "worker": wanted.worker,
+            "error": wanted.error,
+            "since": wanted.since,
+            "until": wanted.until,
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "limit": wanted.limit,
+        },
+    )
+    return [Undecodable(*row) for row in rows]
+
+
+def relay_letters(settings: KafkaSettings, limit: int = 1000) -> list[dict[str, Any]]:
+    """Rows that the relay could not publish, from its own dead-letter topic, the newest first."""
+    topic = Topics(settings.topic_prefix).relay_dead_letter
+    found = []
+    for message in kafka.read_topic(settings, topic):
+        about = orjson.loads(message.value() or b"{}")
+        found.append({"topic": topic, "partition": message.partition(), "offset": message.offset(), **about})
+    found.sort(key=lambda letter: str(letter.get("created_at")), reverse=True)
+    return found[:limit]
+
+
+def record_of(settings: KafkaSettings, conn: Connection[Any], letter: Letter | Undecodable) -> Record | None:
+    """The letter's record, from its dead-letter topic or made again from event_log; None when neither has it."""
+    return records_of(settings, conn, [letter])[0]
+
+
+def records_of(
+    settings: KafkaSettings, conn: Connection[Any], letters: Sequence[Letter | Undecodable]
+) -> list[Record | None]:
+    """`record_of` for many, each partition read once."""
+    topics = Topics(settings.topic_prefix)
+    places = [
+        (topics.dead_letter(letter.worker), letter.dead_partition, letter.dead_offset)
+        for letter in letters
+        if letter.dead_partition is not None and letter.dead_offset is not None
+    ]
+    read = {(r.topic, r.partition, r.offset): r for r in _read(settings, places)}
+    found: list[Record | None] = []
+    for letter in letters:
+        record = read.get((topics.dead_letter(letter.worker), letter.dead_partition or 0, letter.dead_offset or 0))
+        if letter.dead_offset is None:
+            record = None
+        if isinstance(letter, Letter):
+            # A topic made anew has other records at these offsets.
+            if record is not None and record.header("x-event-id") != str(letter.event_id):
+                record = None
+            record = record or _from_log(conn, letter)
+        found.append(record)
+    return found
+
+
+def _from_log(conn: Connection[Any], letter: Letter) -> Record | None:
+    found = conn.execute(
+        sql.queries("deliveries")["event_row"],
+        {"event_id": letter.event_id, "event_created_at": letter.event_created_at},
+    ).fetchone()
+    if found is None:
+        return None
+    seq, event_id, organization_id, event_type, entity_kind, entity_id, payload, metadata, created_at = found
+    row = schemas.Row(
+        seq,
+        event_id,
+        organization_id,
+        event_type,
+        entity_kind,
+        entity_id,
+        payload.encode(),
+        metadata.encode(),
+        created_at,
+    )
+    try:
+        value = schemas.encode(row)
+    except schemas.EncodeError:
+        return None
+    return Record("event_log", 0, 0, 0, str(organization_id).encode(), value, [*schemas.headers(row)])
+
+
+def _read(settings: KafkaSettings, places: Iterable[tuple[str, int, int]]) -> Iterator[Record]:
+    """The records at these places, those that are still there."""
+    wanted: dict[tuple[str, int], list[int]] = {}
+    for topic, partition, offset in places:
+        wanted.setdefault((topic, partition), []).append(offset)
+    if not wanted:
+        return
+    client = kafka.consumer(settings, "afluente-dlq", enable_partition_eof=True, auto_offset_reset="earliest")
+    try:
+        for (topic, partition), offsets in wanted.items():
+            yield from _read_partition(client, topic, partition, sorted(set(offsets)))
+    finally:
+        client.close()
+
+
+def _read_partition(client: Any, topic: str, partition: int, offsets: list[int]) -> Iterator[Record]:
+    client.assign([TopicPartition(topic, partition, offsets[0])])
+    waiting = iter(offsets)
+    offset: int | None = next(waiting)
+    while offset is not None:
+        message = client.poll(_READ_TIMEOUT_S)
+        if message is None:
+            return
+        if (error := message.error()) is not None:
+            if error.code() == KafkaError._PARTITION_EOF:
+                return
+            if error.retriable():
+                continue
+            raise KafkaException(error)
+        here = message.offset()
+        if here == offset:
+            yield _record(message)
+        last = offset
+        while offset is not None and offset <= here:
+            offset = next(waiting, None)
+        if offset is not None and offset != last and offset - here > _SKIP:
+            client.seek(TopicPartition(topic, partition, offset))
+
+
+def _record(message: Any) -> Record:
+    kind, timestamp = message.timestamp()
+    headers: Headers = [(str(name), value) for name, value in message.headers() or ()]
+    return Record(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        0 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp,
+        message.key(),
+        message.value(),
+        headers,
+    )
