@@ -184,7 +184,7 @@ def test_sigterm_ends_the_relay_and_gives_the_lane_up(database, topics, writers,
 
 
 def _wait_until_decided(kafka, place):
-    """Until the broker has ended the open transaction in `place`: first it is there, then the readers' end is the end."""
+    """Until the broker has ended the open transaction in `place`: first it is there, then it is not."""
     admin = clients.admin(kafka.settings)
 
     def end(isolation):

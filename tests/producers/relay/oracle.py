@@ -1,7 +1,7 @@
-"""What the topics should hold, from the table, and what they do hold, by a plain consumer: shares no code with the relay.
+"""What the topics should hold, from the table, and what they do hold, by a plain consumer.
 
-Rows carry a version number of their organization, taken under a row lock: whoever took 7 had seen 6. So the records of an
-organization, in the order of their offsets, must count 1, 2, 3 ...
+Shares no code with the relay. Rows carry a version number of their organization, taken under a row lock: whoever took 7
+had seen 6. So the records of an organization, in the order of their offsets, must count 1, 2, 3 ...
 """
 
 import random
@@ -51,7 +51,7 @@ class Writers:
             self.emit(conn, organization or self.organizations[0], count, padding)
 
     def storm(self, events, threads=8, seed=None):
-        """Commit `events` in transactions of all kinds from `threads` connections at once; returns when all have ended."""
+        """Commit `events` in transactions of all kinds from `threads` connections at once; returns at their end."""
         left, lock = [events], threading.Lock()
         failures = []
 
