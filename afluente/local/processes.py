@@ -1,7 +1,8 @@
 """The real commands as processes of their own, with their log lines as the signal to wait for.
 
 The demo runs the pipeline with it and the tests run what they kill with it. A process must be started with
-LOG_FORMAT=json (`environment` sets it): lines that are not JSON are kept as text.
+LOG_FORMAT=json: lines that are not JSON are kept as text. It writes to a file, not to a pipe, so that a process may
+outlive whoever started it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 STOP_WITHIN_S = 15.0
+LOOK_EVERY_S = 0.01
 COMMAND = Path(sys.executable).with_name("afluente")
 
 Line = dict[str, Any]
@@ -23,7 +26,7 @@ Line = dict[str, Any]
 
 
 class Process:
-    """A running command. A thread reads what it says (stdout and stderr as one); `wait_for` waits on that thread.
+    """A running command. A thread follows what it says (stdout and stderr as one); `wait_for` waits on that thread.
 
     `heard`, when given, is called with each line from that thread: it must be quick and must not raise.
     """
@@ -41,16 +44,15 @@ class Process:
         self._heard = heard
         self._changed = threading.Condition()
         self._ended = False
-        self._popen = subprocess.Popen(
-            self.command,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        assert self._popen.stdout is not None
-        self._said = self._popen.stdout
+        with open(log_path, "wb") as log:
+            self._popen = subprocess.Popen(
+                self.command,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -136,26 +138,33 @@ class Process:
             return found
 
     def _read(self) -> None:
-        with open(self.log_path, "wb") as copy:
-            for raw in self._said:
-                copy.write(raw)
-                copy.flush()
-                try:
-                    line = json.loads(raw)
-                except ValueError:
-                    line = None
-                if not isinstance(line, dict):
-                    line = {"event": None, "text": raw.decode(errors="replace").rstrip()}
-                with self._changed:
-                    self.lines.append(line)
-                    self._changed.notify_all()
-                if self._heard is not None:
-                    self._heard(line)
-        self._popen.wait()
-        self._said.close()
+        with open(self.log_path, "rb") as log:
+            rest = b""
+            ended = False
+            while not ended:
+                # asked before the read: what it said last is read in the turn after its end
+                ended = self._popen.poll() is not None
+                *whole, rest = (rest + log.read()).split(b"\n")
+                for raw in whole if not ended or not rest else [*whole, rest]:
+                    self._take(raw)
+                if not ended and not whole:
+                    time.sleep(LOOK_EVERY_S)
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+
+    def _take(self, raw: bytes) -> None:
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            line = None
+        if not isinstance(line, dict):
+            line = {"event": None, "text": raw.decode(errors="replace")}
+        with self._changed:
+            self.lines.append(line)
+            self._changed.notify_all()
+        if self._heard is not None:
+            self._heard(line)
 
 
 def stop_all(processes: Sequence[Process]) -> None:
