@@ -1,0 +1,95 @@
+"""What headers say, what they may hold, and that they do not grow."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.runtime import records
+from consumers.runtime.records import Origin, Record
+
+
+def record(headers=(), topic="events.message"):
+    return Record(topic, 3, 42, 1_700_000_000_000, b"org", b"value", list(headers))
+
+
+def test_headers_after_the_eighth_attempt_have_the_names_of_the_first_and_bounded_sizes():
+    headers = [("ce_id", b"1"), ("traceparent", b"00-x"), ("seq", b"7")]
+    origin = records.origin_of(record(headers))
+    names = None
+    for attempt in range(2, 10):
+        headers = records.marked_headers(
+            headers,
+            worker="w-worker",
+            origin=records.origin_of(record(headers, topic="w-worker.retry.30s")) if names else origin,
+            event_id=uuid4(),
+            target="t",
+            generation=0,
+            attempt=attempt,
+            due=datetime(2026, 11, 29, tzinfo=UTC),
+            first_failure=datetime(2026, 11, 29, tzinfo=UTC),
+            error_class="RuntimeError",
+            error="x" * 200_000,
+        )
+        assert names is None or [name for name, _ in headers] == names
+        names = [name for name, _ in headers]
+    assert len(names) == len(set(names))
+    values = dict(headers)
+    assert values["ce_id"] == b"1"
+    assert values["x-attempt"] == b"9"
+    assert len(values["x-error-message"]) <= records.MAX_ERROR_BYTES
+    assert records.origin_of(record(headers)) == Origin("events.message", 3, 42, 1_700_000_000_000)
+
+
+def test_a_mark_is_read_back():
+    due = datetime(2026, 11, 29, 20, 0, 0, 123_000, tzinfo=UTC)
+    headers = records.marked_headers(
+        [], worker="w", origin=Origin("t", 0, 0, 0), target="alvo", generation=2, attempt=3, due=due
+    )
+    mark = records.read_mark(record(headers))
+    assert (mark.target, mark.generation, mark.attempt, mark.due_ms) == ("alvo", 2, 3, records.to_ms(due))
+
+
+def test_a_record_without_a_generation_is_no_retry_record():
+    assert records.read_mark(record([("x-event-id", b"1"), ("x-attempt", b"1")])) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-attempt", b"-1"),
+        ("x-attempt", b"40000"),
+        ("x-attempt", b"\xff\xfe"),
+        ("x-attempt", b""),
+        ("x-generation", b"99999999999"),
+        ("x-due-ms", b"soon"),
+        ("x-target", b"a\x00b"),
+        ("x-target", b"\xff"),
+    ],
+)
+def test_a_broken_mark_is_refused(name, value):
+    good = {"x-generation": b"0", "x-attempt": b"1"}
+    with pytest.raises(ValueError, match=r"x-|utf-8"):
+        records.read_mark(record([*(good | {name: value}).items()]))
+
+
+@given(st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=20)), max_size=8))
+def test_headers_kept_in_postgres_come_back_as_they_were(headers):
+    assert records.headers_from_json(records.headers_to_json(headers)) == headers
+
+
+@given(st.text(), st.integers(10, 50))
+def test_texts_are_cut_within_bytes_and_without_what_postgres_refuses(text, limit):
+    cut = records.cut(text + "\x00\ud800", limit)
+    assert len(cut.encode()) <= limit
+    assert "\x00" not in cut
+
+
+@given(st.datetimes(min_value=datetime(1970, 1, 1), max_value=datetime(2200, 1, 1)))
+def test_a_due_time_in_whole_milliseconds_is_the_same_in_header_and_table(moment):
+    moment = moment.replace(tzinfo=UTC)
+    whole = records.whole_ms(moment)
+    assert records.to_ms(whole) == records.to_ms(moment)
+    assert timedelta(0) <= moment - whole < timedelta(milliseconds=1)
