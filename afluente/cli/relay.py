@@ -41,6 +41,10 @@ def run(
     from producers.relay.service import Options, Relay
 
     settings = RelaySettings.read(os.environ)
+    if settings.registry.url:
+        from afluente.kafka import schema_registry
+
+        schema_registry.use(settings.registry.url, settings.kafka.topic_prefix, writes=True)
     options = Options(take_over=take_over, log_records=log_records, chunk_rows=chunk_rows)
     relay = Relay(settings.kafka, settings.postgres.dsn, options)
 

@@ -44,6 +44,10 @@ def run(
       afluente stream run --member-id stream-1 --web-port 6066
     """
     settings = StreamSettings.read(os.environ)
+    if settings.registry.url:
+        from afluente.kafka import schema_registry
+
+        schema_registry.use(settings.registry.url, settings.kafka.topic_prefix, writes=False)
     kafka = settings.kafka
     topic = Topics(kafka.topic_prefix).event(EVENT_TYPE)
     # Imported here: Faust takes a while, and `--help` and `status` do not need it.

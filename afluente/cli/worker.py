@@ -40,9 +40,9 @@ def run(
         raise typer.Exit(Exit.USAGE)
     settings = WorkerSettings.read(os.environ)
     if settings.registry.url:
-        from afluente.kafka.schema_registry import connect_registry
+        from afluente.kafka import schema_registry
 
-        connect_registry(settings.registry.url)
+        schema_registry.use(settings.registry.url, settings.kafka.topic_prefix, writes=False)
     workers = [load(name).configure(settings) for name in chosen]
     if not asyncio.run(process.run(workers, settings)):
         raise typer.Exit(Exit.FAILED)

@@ -68,7 +68,7 @@ class ConfluentRegistry:
             )
 
     def id_of(self, entry: Published) -> int:
-        return self._ids[entry.number]
+        return self._ids[entry.number]  # of a process that writes: everything was fetched when it started
 
     def schema_of(self, schema_id: int) -> str | None:
         try:
@@ -124,17 +124,19 @@ class ConfluentRegistry:
         return Unavailable(f"the registry at {self._url} does not answer: {error}", hint="check SCHEMA_REGISTRY_URL")
 
 
-def use(url: str | None, topic_prefix: str) -> ConfluentRegistry | None:
+def use(url: str | None, topic_prefix: str, *, writes: bool) -> ConfluentRegistry | None:
     """Write new records of this process with the ids of the registry at ``url``; None: with the committed ones.
 
-    Returns the registry, for whoever wants to close it before the process ends.
+    ``writes``: this process encodes records, so everything it may write has to be registered when it starts. Returns
+    the registry, for whoever wants to close it before the process ends.
     """
     if url is None:
         schemas.use_registry(None)
         return None
     registry = ConfluentRegistry(url, Topics(topic_prefix))
     try:
-        registry.load()
+        if writes:
+            registry.load()
     except BaseException:
         registry.close()
         raise

@@ -53,10 +53,10 @@ def registry(url):
 
 @pytest.fixture
 def in_use(registry, url):
-    in_use = schema_registry.use(url, PREFIX)
+    in_use = schema_registry.use(url, PREFIX, writes=True)
     assert in_use is not None
     yield in_use
-    schema_registry.use(None, PREFIX)
+    schema_registry.use(None, PREFIX, writes=True)
     in_use.close()
 
 
@@ -77,7 +77,7 @@ def test_new_records_carry_the_registrys_ids_and_are_read_by_them(in_use, sample
     assert schemas.decode(value).payload == schemas.decode(value).payload
     assert json.loads(sample.payload) == schemas.decode(value).payload
 
-    schema_registry.use(None, PREFIX)
+    schema_registry.use(None, PREFIX, writes=True)
     committed = schemas.encode(sample)
     assert committed[5:] == value[5:]
     with pytest.raises(UnknownSchemaError, match="none is configured"):
@@ -85,7 +85,7 @@ def test_new_records_carry_the_registrys_ids_and_are_read_by_them(in_use, sample
 
 
 def test_committed_ids_are_read_whatever_registry_is_configured(in_use):
-    schema_registry.use(None, PREFIX)
+    schema_registry.use(None, PREFIX, writes=True)
     committed = schemas.encode(SAMPLES[0])
     schemas.use_registry(in_use)
     assert schemas.decode(committed).payload == RECORDED
@@ -121,12 +121,12 @@ def test_bytes_are_those_of_the_confluent_serializer(in_use, url, sample):
 
 def test_registry_without_our_schemas_is_refused_at_the_start(registry, url):
     with pytest.raises(Refused, match="lacks"):
-        schema_registry.use(url, "elsewhere.")
+        schema_registry.use(url, "elsewhere.", writes=True)
 
 
 def test_registry_that_is_away_is_said_so():
     with pytest.raises(Unavailable):
-        schema_registry.use("http://127.0.0.1:9", PREFIX)
+        schema_registry.use("http://127.0.0.1:9", PREFIX, writes=True)
 
 
 @contextmanager
