@@ -4,36 +4,42 @@
 -- that had read the clock and not yet inserted. Then, once every transaction below the boundary has ended in s1 and no row
 -- of the month is outside (s1, t1), inserts are refused from here on.
 CREATE OR REPLACE FUNCTION afluente.seal_event_log(s1 pg_snapshot, t1 bigint) RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s'
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
 AS $$
 DECLARE
     _month       record;
-    _seal        public.event_log_seal;
     _unpublished boolean;
     _sealed      integer := 0;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtext('afluente.seal_event_log')) THEN
         RETURN 0;
     END IF;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        -- An older snapshot would not see what was committed while the lock below was waited for.
+        RAISE EXCEPTION 'seal_event_log needs a READ COMMITTED transaction' USING ERRCODE = 'invalid_transaction_state';
+    END IF;
+    INSERT INTO public.event_log_seal (month, ends_at, boundary)
+    SELECT p.month, p.ends_at, pg_current_xact_id()  -- not a snapshot's xmax: the newest open transaction may have that id
+      FROM afluente.event_log_partitions() p
+     WHERE p.ends_at <= clock_timestamp() - interval '1 minute'
+       AND NOT EXISTS (SELECT FROM public.event_log_seal s WHERE s.month = p.month)
+        ON CONFLICT (month) DO NOTHING;
     FOR _month IN
-        SELECT i.inhrelid::regclass AS partition,
-               to_date(substring(c.relname FROM '_y([0-9]{4}m[0-9]{2})$'), 'YYYY"m"MM') AS month
-          FROM pg_inherits i
-          JOIN pg_class c ON c.oid = i.inhrelid
-         WHERE i.inhparent = 'public.event_log'::regclass
-         ORDER BY 2
+        SELECT p.partition, s.month, s.ends_at, s.boundary
+          FROM public.event_log_seal s
+          JOIN afluente.event_log_partitions() p ON p.month = s.month
+         WHERE s.sealed_at IS NULL
+         ORDER BY s.month
     LOOP
-        SELECT * INTO _seal FROM public.event_log_seal s WHERE s.month = _month.month;
-        CONTINUE WHEN _seal.sealed_at IS NOT NULL;
-        IF _seal.month IS NULL THEN
-            EXIT WHEN (_month.month + interval '1 month') AT TIME ZONE 'UTC' > clock_timestamp() - interval '1 minute';
-            INSERT INTO public.event_log_seal (month, ends_at, boundary)
-            VALUES (_month.month, (_month.month + interval '1 month') AT TIME ZONE 'UTC', pg_snapshot_xmax(pg_current_snapshot()))
-            RETURNING * INTO _seal;
-        END IF;
         -- Not past the boundary: later months are not either, and months are sealed in order.
-        EXIT WHEN pg_snapshot_xmin(seal_event_log.s1) < _seal.boundary;
-        EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', _month.partition);  -- no writer is in it, none comes in
+        EXIT WHEN pg_snapshot_xmin(seal_event_log.s1) < _month.boundary;
+        BEGIN
+            -- No writer is in it, and none comes in. A writer there now is a clock that stepped back: another time.
+            EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', _month.partition);
+        EXCEPTION
+            WHEN lock_not_available THEN
+                EXIT;
+        END;
         EXECUTE format(
             'SELECT EXISTS (SELECT FROM %1$s WHERE tx_id >= pg_snapshot_xmax($1))
                  OR EXISTS (SELECT FROM %1$s WHERE tx_id = ANY ($3))
@@ -44,7 +50,7 @@ BEGIN
         EXECUTE format('CREATE TRIGGER sealed BEFORE INSERT ON %s FOR EACH ROW EXECUTE FUNCTION afluente.refuse_sealed()',
                        _month.partition);
         UPDATE public.event_log_seal s SET sealed_at = clock_timestamp() WHERE s.month = _month.month;
-        UPDATE afluente.monthly_partitioned m SET floor = _seal.ends_at WHERE m.table_name = 'public.event_log'::regclass;
+        UPDATE afluente.monthly_partitioned m SET floor = _month.ends_at WHERE m.table_name = 'public.event_log'::regclass;
         _sealed := _sealed + 1;
     END LOOP;
     RETURN _sealed;

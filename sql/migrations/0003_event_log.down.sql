@@ -9,6 +9,7 @@ DROP FUNCTION afluente.seal_event_log(pg_snapshot, bigint);
 DROP FUNCTION afluente.purge_idempotency(interval);
 DELETE FROM afluente.monthly_partitioned WHERE table_name = 'event_log'::regclass;
 DROP TABLE deferred_event, event_idempotency, event_log;
+DROP FUNCTION afluente.event_log_partitions();
 DROP FUNCTION afluente.event_clock();
 DROP FUNCTION afluente.refuse_rewrite();
 DROP FUNCTION afluente.refuse_sealed();

@@ -86,6 +86,19 @@ BEGIN
 END;
 $$;
 
+CREATE FUNCTION afluente.event_log_partitions(OUT partition regclass, OUT month date, OUT ends_at timestamptz)
+RETURNS SETOF record
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT m.partition, m.month, (m.month + interval '1 month') AT TIME ZONE 'UTC'
+      FROM (SELECT c.oid::regclass AS partition,
+                   to_date(substring(c.relname FROM '_y([0-9]{4}m[0-9]{2})$'), 'YYYY"m"MM') AS month
+              FROM pg_inherits i
+              JOIN pg_class c ON c.oid = i.inhrelid
+             WHERE i.inhparent = 'public.event_log'::regclass) m
+$$;
+REVOKE ALL ON FUNCTION afluente.event_log_partitions() FROM PUBLIC;
+
 CREATE TABLE event_idempotency (
     organization_id uuid NOT NULL REFERENCES organizations (id) ON DELETE CASCADE,
     key             text NOT NULL CHECK (char_length(key) BETWEEN 1 AND 255),
