@@ -196,9 +196,10 @@ def test_a_page_of_a_backlog_reads_its_own_rows_only(name, plan, database, write
     database.execute("ANALYZE event_log")
     source = Source(database.url)
     ((top,),) = database.execute("SELECT max(seq) FROM event_log")
-    published = Entry(source.chunk(Entry()).after.window.s2, top - 10_000)
+    published = Entry(source.chunk(Entry()).after.window.s2, top - 10_000)  # type: ignore[union-attr]
     entry = published.opened(Head(published.s1, top)).read_to(top - (9_000 if name == "tail" else 10_000))
     window = entry.window
+    assert window is not None
     place = source._place(entry) | {"s2": str(window.s2), "t2": window.t2, "last": window.last, "rows": 500}
     explain = _explained(source, name, place, plan)
     for scan in _scans(explain["Plan"]):
