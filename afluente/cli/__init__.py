@@ -110,11 +110,15 @@ def _begin(
       afluente demo                  events end to end, with a failure on purpose
     """
     from afluente import faults, telemetry
+    from afluente.errors import SettingsError
     from afluente.settings import LogSettings
 
     log = LogSettings.read(os.environ)
     telemetry.configure("debug" if verbose else "warning" if quiet else log.level.value, log.format.value)
-    faults.arm_from(os.environ)
+    try:
+        faults.arm_from(os.environ)
+    except ValueError as error:
+        raise SettingsError([("AFLUENTE_FAULT", os.environ.get("AFLUENTE_FAULT"), str(error))]) from None
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -37,14 +37,16 @@ def configure(level: str = "info", format: str = "text", stream: TextIO | None =
         _named,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info if format == "json" else _keep,
+        structlog.processors.format_exc_info,  # before the masking: tracebacks quote payloads
         _redacted,
     ]
     renderer: Any
     if format == "json":
         renderer = structlog.processors.JSONRenderer(default=str, ensure_ascii=False)
     else:
-        renderer = structlog.dev.ConsoleRenderer(colors=stream.isatty(), pad_event_to=0)
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(), pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+        )
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
@@ -54,7 +56,7 @@ def configure(level: str = "info", format: str = "text", stream: TextIO | None =
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            processors=[_from_library, structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[_from_library, structlog.stdlib.ProcessorFormatter.remove_processors_meta, _redacted, renderer],
             foreign_pre_chain=[*shared],
         )
     )
@@ -87,7 +89,3 @@ def _redacted(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     return {
         key: value if key in ("event", "timestamp", "level") else redact(key, value) for key, value in event.items()
     }
-
-
-def _keep(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    return event
