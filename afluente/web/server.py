@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -17,13 +19,19 @@ MAX_CONNECTIONS = 1000
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which says so when it is ready. SIGTERM finishes what is in flight."""
+    """uvicorn, which says so when it is ready. A stop signal finishes what is in flight and is a clean end."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # The inherited one raises the signal again at the end: a stop that was asked for would look like a kill.
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            log.info("web.ready", address=f"http://{host}:{port}", host=host, port=port)
+            log.info("web.ready", url=f"http://{host}:{port}", host=host, port=port)
 
 
 def serve(app: Any, host: str, port: int) -> None:

@@ -20,7 +20,14 @@ _MODULES: Mapping[str, str] = {
     name: f"producers.ingest.normalize.{name}" for name in ("shopify", "stripe", "nuvemshop", "whatsapp")
 }
 
+FETCHED_TOPICS = ("order/", "customer/")
+
 Normalizer = Callable[[Document, Mapping[str, str], Context], Normalized]
+
+
+def needs_fetch(source: object, topic: object) -> bool:
+    """Whether a delivery only says where to look: its facts are at the sender's API."""
+    return source == "nuvemshop" and isinstance(topic, str) and topic.startswith(FETCHED_TOPICS)
 
 
 def normalize(source: str, body: bytes, headers: Mapping[str, str], context: Context) -> Normalized:

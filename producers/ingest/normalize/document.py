@@ -71,7 +71,7 @@ class Document:
             number = Decimal(value.strip())
         else:
             return None
-        return number if number.is_finite() and number.adjusted() < 18 else None
+        return number if number.is_finite() and number.adjusted() < 15 else None
 
     def flag(self, name: str) -> bool:
         """Whether the field is there and true."""

@@ -25,6 +25,8 @@ class Context:
     """Where a phone without a country code is dialled."""
     resource: Mapping[str, Any] | None = None
     """What a thin webhook pointed to, as fetched; None if it is gone (404) or was not fetched."""
+    fetched: bool = False
+    """Whether it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class OrderEvent:
     order_id: str
     payload: Mapping[str, Any]
     """Without order_id and contact_id: those are our rows'."""
+    with_contact: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,208 @@
+-- name: upsert_contact
+SELECT contact_id, created, conflict
+  FROM upsert_contact(%(organization_id)s, %(identities)s, %(name)s, %(source)s);
+
+-- name: find_contact
+-- The contact that identities name, the most telling first. Merged ones lead to the one that stays.
+SELECT COALESCE(c.merged_into, c.id)
+  FROM jsonb_array_elements(%(identities)s) WITH ORDINALITY AS i (identity, place)
+  JOIN contact_identities ci
+    ON ci.organization_id = %(organization_id)s
+   AND ci.kind = i.identity ->> 'kind'
+   AND ci.source = COALESCE(i.identity ->> 'source', '')
+   AND ci.value = i.identity ->> 'value'
+  JOIN contacts c
+    ON c.organization_id = ci.organization_id
+   AND c.id = ci.contact_id
+ ORDER BY i.place
+ LIMIT 1;
+
+-- name: contact_of_order
+SELECT contact_id
+  FROM orders
+ WHERE organization_id = %(organization_id)s
+   AND source = %(source)s
+   AND external_id = %(external_id)s;
+
+-- name: contact_of_payment
+-- The contact of an earlier fact about the same payment.
+SELECT contact_id
+  FROM contact_events
+ WHERE organization_id = %(organization_id)s
+   AND source = %(source)s
+   AND external_event_id = ANY (%(external_event_ids)s)
+ LIMIT 1;
+
+-- name: add_identity
+-- A person's new number. No row when it names somebody else.
+INSERT INTO contact_identities (organization_id, kind, source, value, contact_id, as_received)
+VALUES (%(organization_id)s, %(kind)s, %(source)s, %(value)s, %(contact_id)s, %(as_received)s)
+ON CONFLICT (organization_id, kind, source, value) DO UPDATE
+    SET as_received = contact_identities.as_received
+  WHERE contact_identities.contact_id = excluded.contact_id
+RETURNING contact_id;
+
+-- name: set_phone
+UPDATE contacts
+   SET phone_e164 = %(phone)s,
+       updated_at = clock_timestamp()
+ WHERE organization_id = %(organization_id)s
+   AND id = %(contact_id)s
+   AND phone_e164 IS DISTINCT FROM %(phone)s;
+
+-- name: set_subscriber_state
+-- The newest word of the person counts; an older one that comes late changes nothing.
+UPDATE contacts
+   SET subscriber_state = %(state)s,
+       subscriber_state_at = %(at)s,
+       updated_at = clock_timestamp()
+ WHERE organization_id = %(organization_id)s
+   AND id = %(contact_id)s
+   AND (subscriber_state_at IS NULL OR subscriber_state_at < %(at)s)
+   AND subscriber_state <> %(state)s
+RETURNING id;
+
+-- name: record_contact_event
+SELECT record_contact_event(
+    contact_id        => %(contact_id)s,
+    event_type        => %(event_type)s,
+    metric_name       => %(metric_name)s,
+    source            => %(source)s,
+    source_type       => %(source_type)s,
+    external_event_id => %(external_event_id)s,
+    object_id         => %(object_id)s,
+    object_id_ref     => %(object_id_ref)s,
+    entity_type       => %(entity_type)s,
+    entity_id         => %(entity_id)s,
+    value             => %(value)s,
+    currency          => %(currency)s,
+    occurred_at       => %(occurred_at)s,
+    received_at       => %(received_at)s,
+    properties        => %(properties)s,
+    integration_id    => %(integration_id)s,
+    webhook_event_id  => %(webhook_event_id)s,
+    metadata          => %(metadata)s);
+
+-- name: upsert_order
+-- No row when a newer state is stored already. A contact, once known, stays; so do the times of what has happened.
+INSERT INTO orders AS o (
+    organization_id, contact_id, channel_id, source, external_id, ns_order_id, order_number, status, financial_status,
+    fulfillment_status, total_cents, currency, payment_method, cancel_reason, tracking, placed_at, paid_at, cancelled_at,
+    fulfilled_at, source_updated_at)
+VALUES (
+    %(organization_id)s, %(contact_id)s, %(channel_id)s, %(source)s, %(external_id)s, %(ns_order_id)s, %(order_number)s,
+    %(status)s, %(financial_status)s, %(fulfillment_status)s, %(total_cents)s, %(currency)s, %(payment_method)s,
+    %(cancel_reason)s, %(tracking)s, %(placed_at)s, %(paid_at)s, %(cancelled_at)s, %(fulfilled_at)s,
+    %(source_updated_at)s)
+ON CONFLICT (organization_id, source, external_id) DO UPDATE
+    SET contact_id = COALESCE(o.contact_id, excluded.contact_id),
+        order_number = COALESCE(excluded.order_number, o.order_number),
+        status = excluded.status,
+        financial_status = excluded.financial_status,
+        fulfillment_status = excluded.fulfillment_status,
+        total_cents = excluded.total_cents,
+        currency = excluded.currency,
+        payment_method = COALESCE(excluded.payment_method, o.payment_method),
+        cancel_reason = COALESCE(excluded.cancel_reason, o.cancel_reason),
+        tracking = COALESCE(excluded.tracking, o.tracking),
+        placed_at = COALESCE(o.placed_at, excluded.placed_at),
+        paid_at = COALESCE(o.paid_at, excluded.paid_at),
+        cancelled_at = COALESCE(excluded.cancelled_at, o.cancelled_at),
+        fulfilled_at = COALESCE(o.fulfilled_at, excluded.fulfilled_at),
+        source_updated_at = excluded.source_updated_at,
+        updated_at = clock_timestamp()
+  WHERE o.source_updated_at IS NULL OR o.source_updated_at <= excluded.source_updated_at
+RETURNING id, contact_id;
+
+-- name: order
+SELECT id, contact_id
+  FROM orders
+ WHERE organization_id = %(organization_id)s
+   AND source = %(source)s
+   AND external_id = %(external_id)s;
+
+-- name: replace_lines
+-- An order's lines as the newest state has them.
+WITH gone AS (
+    DELETE FROM order_lines
+     WHERE organization_id = %(organization_id)s
+       AND order_id = %(order_id)s
+       AND line_no > %(lines)s
+)
+INSERT INTO order_lines (organization_id, order_id, line_no, external_id, product_external_id, sku, name, quantity,
+                         unit_price_cents, total_cents)
+SELECT %(organization_id)s, %(order_id)s, l.line_no, l.external_id, l.product_external_id, l.sku, l.name, l.quantity,
+       l.unit_price_cents, l.total_cents
+  FROM jsonb_to_recordset(%(content)s::jsonb -> 'lines') AS l (line_no integer, external_id text, product_external_id text, sku text,
+                                             name text, quantity numeric, unit_price_cents bigint, total_cents bigint)
+ON CONFLICT (organization_id, order_id, line_no) DO UPDATE
+    SET external_id = excluded.external_id,
+        product_external_id = excluded.product_external_id,
+        sku = excluded.sku,
+        name = excluded.name,
+        quantity = excluded.quantity,
+        unit_price_cents = excluded.unit_price_cents,
+        total_cents = excluded.total_cents;
+
+-- name: message
+SELECT id, conversation_id, contact_id, status, template_id, body
+  FROM messages
+ WHERE organization_id = %(organization_id)s
+   AND waha_message_id = %(waha_message_id)s;
+
+-- name: open_conversation
+-- The contact's open conversation on this channel, opened if there is none; `opened` says which it was.
+WITH opened AS (
+    INSERT INTO conversations (organization_id, contact_id, channel_id, channel, context)
+    VALUES (%(organization_id)s, %(contact_id)s, %(channel_id)s, 'whatsapp', %(context)s)
+    ON CONFLICT (organization_id, contact_id, channel_id) WHERE status = 'open' DO NOTHING
+    RETURNING id
+)
+SELECT id, true AS opened
+  FROM opened
+ UNION ALL
+SELECT id, false
+  FROM conversations
+ WHERE organization_id = %(organization_id)s
+   AND contact_id = %(contact_id)s
+   AND channel_id = %(channel_id)s
+   AND status = 'open'
+ LIMIT 1;
+
+-- name: insert_message
+INSERT INTO messages (organization_id, conversation_id, contact_id, direction, message_type, body, media_urls, reply_to,
+                      waha_message_id, status, metadata, occurred_at)
+VALUES (%(organization_id)s, %(conversation_id)s, %(contact_id)s, %(direction)s, %(message_type)s, %(body)s,
+        %(media_urls)s,
+        (SELECT m.id
+           FROM messages m
+          WHERE m.organization_id = %(organization_id)s
+            AND m.waha_message_id = %(reply_to)s),
+        %(waha_message_id)s, %(status)s, %(metadata)s, %(occurred_at)s)
+ON CONFLICT (organization_id, waha_message_id) DO NOTHING
+RETURNING id;
+
+-- name: insert_message_event
+-- What became of a message, once. Held by the provider's id when the message is not known yet.
+INSERT INTO message_events (organization_id, message_id, waha_message_id, kind, source, external_id, error_code,
+                            error_message, retryable, details, occurred_at)
+VALUES (%(organization_id)s, %(message_id)s, %(waha_message_id)s, %(kind)s, %(source)s, %(external_id)s, %(error_code)s,
+        %(error_message)s, %(retryable)s, %(details)s, %(occurred_at)s)
+ON CONFLICT (organization_id, source, external_id) DO NOTHING
+RETURNING id;
+
+-- name: uninstall_channel
+UPDATE channels
+   SET status = 'uninstalled',
+       updated_at = clock_timestamp()
+ WHERE organization_id = %(organization_id)s
+   AND id = %(channel_id)s
+   AND status <> 'uninstalled';
+
+-- name: alert
+-- One open alert for each cause.
+INSERT INTO alerts (organization_id, kind, severity, audience, title, details, dedupe_key, event_id)
+VALUES (%(organization_id)s, %(kind)s, %(severity)s, %(audience)s, %(title)s, %(details)s, %(dedupe_key)s, %(event_id)s)
+ON CONFLICT (organization_id, dedupe_key) WHERE status <> 'resolved' DO UPDATE
+    SET occurrences = alerts.occurrences + 1,
+        last_seen_at = clock_timestamp();
