@@ -104,7 +104,7 @@ def expected(events):
             groups[event.organization_id, event.contact_id, event.metric_name].append(event)
     result = {}
     for key, found in groups.items():
-        totals = defaultdict(Decimal)
+        totals: defaultdict[str, Decimal] = defaultdict(Decimal)
         for event in found:
             if event.value is not None:
                 totals[event.currency or "BRL"] += Decimal(event.value)
@@ -115,7 +115,7 @@ def expected(events):
 
 def summaries(database, generation=1):
     """The same from the tables."""
-    totals = defaultdict(dict)
+    totals: defaultdict[tuple, dict] = defaultdict(dict)
     for organization, contact, metric, currency, total in database.execute(
         "SELECT organization_id, contact_id, metric_name, currency, total_value FROM contact_metrics_summary_currency"
         " WHERE generation = %s",

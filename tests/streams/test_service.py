@@ -119,11 +119,14 @@ def fold_with_confluent(database, topics, topic, ends):
     consumer.assign([TopicPartition(topic, partition, offset) for (_, partition), offset in claimed.items()])
     try:
         while any(position.offset < ends[position.partition] for position in consumer.position(consumer.assignment())):
-            fetch = {}
+            fetch: dict[Partition, list[Record]] = {}
             for message in consumer.consume(500, 0.2):
                 assert message.error() is None
-                record = Record(message.offset(), message.value(), message.key(), tuple(message.headers() or ()))
-                fetch.setdefault(Partition(topic, message.partition()), []).append(record)
+                offset, partition = message.offset(), message.partition()
+                assert offset is not None
+                assert partition is not None
+                record = Record(offset, message.value(), message.key(), tuple(message.headers() or ()))
+                fetch.setdefault(Partition(topic, partition), []).append(record)
             positions = {
                 Partition(topic, position.partition): position.offset
                 for position in consumer.position(list(consumer.assignment()))
@@ -273,6 +276,7 @@ loop.call_soon(lambda: (print("hanging", flush=True), time.sleep(120)))
 loop.run_forever()
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
         assert process.stdout.readline() == b"hanging\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

@@ -303,7 +303,7 @@ def test_a_connection_lost_before_the_commit_writes_once(database, new_sink, mon
 
 def test_a_connection_lost_in_the_commit_is_asked_about(database, new_sink, monkeypatch):
     events = some_events(50)
-    lost = []
+    lost: list[str] = []
 
     def committed_but_never_told(name):
         if name == "stream.after_commit" and not lost:
