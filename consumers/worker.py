@@ -235,4 +235,5 @@ class ExternalWorker(Worker):
         """In the transaction that records the delivery as done."""
 
     async def failed(self, delivery: Delivery, prepared: Any, error: BaseException, ctx: Context) -> None:
-        """In the transaction that records a failed attempt. Raise `Reject` to make the delivery a dead letter now."""
+        """In the transaction that records a failed attempt. Raise `Reject` to make the delivery a dead letter now; what
+        was written before it stays."""

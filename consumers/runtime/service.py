@@ -905,15 +905,17 @@ class WorkerService:
             async with conn.transaction():
                 if not await self._deliveries.put_off(conn, [(item, outcome)], now, locked=False):
                     return self._superseded(item)
-                await self._tell(conn, called, outcome)
+                try:
+                    await self._tell(conn, called, outcome)
+                except Reject as rejected:
+                    # What `failed` wrote before it raised says why the delivery is dead: it stays.
+                    outcome = self._outcome(item, rejected)
+                    await self._deliveries.put_off(conn, [(item, outcome)], now, locked=True)
             return outcome
         except Exception as failure:
             if is_away(failure, conn):
                 raise
-            if isinstance(failure, Reject):
-                outcome = self._outcome(item, failure)
-            else:
-                self._say("worker.failed_hook_failed", level="error", **self._fields(item), error=describe(failure))
+            self._say("worker.failed_hook_failed", level="error", **self._fields(item), error=describe(failure))
         if not await self._deliveries.put_off(conn, [(item, outcome)], now, locked=False):
             return self._superseded(item)
         return outcome
@@ -1392,12 +1394,13 @@ def decode(record: Record) -> Event:
 
 
 def is_away(error: BaseException, conn: Connection | None) -> bool:
-    """Postgres is not there, or went away: nobody's fault here, and nothing was committed."""
+    """Postgres is not there, went away, or ended the transaction for another's sake (class 40: a deadlock): nobody's
+    fault here, and nothing was committed."""
     if isinstance(error, (PoolTimeout, PoolClosed)):
         return True
     if isinstance(error, psycopg.OperationalError):
         state = error.sqlstate or ""
-        return conn is None or conn.closed or not state or state.startswith(("08", "57P", "53"))
+        return conn is None or conn.closed or not state or state.startswith(("08", "57P", "53", "40"))
     return isinstance(error, psycopg.InterfaceError) and (conn is None or conn.closed)
 
 
