@@ -152,6 +152,7 @@ ORDER = {"order_id": "o", "ns_order_id": "n", "total_cents": 100}
         ("x.y", b"[]", "payload", "must be a JSON object, not a list"),
         ("x.y", b"null", "payload", "must be a JSON object, not null"),
         ("x.y", b"{", "payload", "not JSON"),
+        ("x.y", '{"a":1}'.encode("utf-16"), "payload", "not JSON in UTF-8"),
         ("x.y", b'{"a":"\xff"}', "payload", "not JSON"),
         ("x.y", b"[" * 100_000, "payload", "not JSON"),
         ("message.read", {**READ, "read_at": "2026-01-15T14:00:00"}, "payload.read_at", "no offset"),

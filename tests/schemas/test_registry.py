@@ -124,6 +124,23 @@ def test_registry_without_our_schemas_is_refused_at_the_start(registry, url):
         schema_registry.use(url, "elsewhere.", writes=True)
 
 
+def test_process_that_only_reads_needs_nothing_registered_under_its_prefix(in_use, url):
+    value = schemas.encode(SAMPLES[0])
+    reader = schema_registry.use(url, "elsewhere.", writes=False)
+    assert reader is not None
+    assert schemas.decode(value).payload == RECORDED
+    reader.close()
+
+
+def test_registry_that_is_away_while_reading_is_no_fault_of_the_record():
+    reader = schema_registry.use("http://127.0.0.1:9", PREFIX, writes=False)
+    assert reader is not None
+    with pytest.raises(Unavailable):
+        schemas.decode(b"\0\0\0\0\5x")
+    schema_registry.use(None, PREFIX, writes=True)
+    reader.close()
+
+
 def test_registry_that_is_away_is_said_so():
     with pytest.raises(Unavailable):
         schema_registry.use("http://127.0.0.1:9", PREFIX, writes=True)
