@@ -1,5 +1,5 @@
-"""Transaction ids given out again after a crash of Postgres, read at the level of windows; and what else needs a server of
-one's own.
+"""Transaction ids given out again after a crash of Postgres, read at the level of windows; and what else needs a
+server of one's own.
 
 With wal_writer_delay at 10 s an aborted transaction's id is not on disk: kill the server, and the next ones get it. A
 snapshot taken before the crash counts it as ended, so a reader that trusts ids alone loses their rows. Every story
@@ -104,7 +104,7 @@ class Following:
         }
         assert len(self.ids) == len(set(self.ids)), "a row was read twice"
         assert set(self.ids) == set(table), f"{len(set(table) - set(self.ids))} of {len(table)} rows lost"
-        seen = {}
+        seen: dict[uuid.UUID, int] = {}
         for event_id in self.ids:
             organization, version = table[event_id]
             assert version == seen.get(organization, 0) + 1, "a row came before one its writer had seen"
@@ -135,7 +135,7 @@ def test_ids_given_out_again_between_windows_lose_nothing(server, database):
     reader.check()
 
 
-def test_ids_given_out_again_inside_a_window_lose_nothing_though_the_lower_seq_commits_last(server, database):
+def test_ids_given_out_again_inside_a_window_lose_nothing_when_the_lower_seq_ends_last(server, database):
     writers, reader = Writers(database), Following(database)
     writers.commit(10)
     reader.to_the_end()
@@ -159,7 +159,7 @@ def test_ids_given_out_again_inside_a_window_lose_nothing_though_the_lower_seq_c
 
 
 def test_a_row_in_an_id_given_out_again_does_not_overtake_what_its_writer_had_seen(server, database):
-    """One organization, first in an id above the aborted ones, then in one that came again: the second saw the first."""
+    """One organization, first in an id above the aborted ones, then in one that came again and saw the first."""
     writers, reader = Writers(database), Following(database)
     writers.commit(10)
     reader.to_the_end()

@@ -9,13 +9,15 @@ import pytest
 from producers.relay import source as reading
 from producers.relay.position import Entry, Head, Snapshot
 from producers.relay.source import Source
+from schemas import Row
 
 PADDING = "x" * 10_000
 
 
 def read_all(source, entry, **options):
     """Chunks until a whole window is empty: the rows, the entry after them, the size of each chunk."""
-    rows, sizes = [], []
+    rows: list[Row] = []
+    sizes: list[int] = []
     while True:
         chunk = source.chunk(entry, **options)
         if not chunk.rows and entry.window is None:
