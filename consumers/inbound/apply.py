@@ -91,6 +91,8 @@ class _Writer:
                     await self._order(fact, contact_id)
                 case f.OrderEvent():
                     await self._order_event(fact, contact_id)
+                case f.CartAbandoned():
+                    await self._cart_abandoned(fact, contact_id)
                 case f.ProductSynced():
                     await self._product(fact)
                 case f.IncomingMessage():
@@ -177,7 +179,7 @@ class _Writer:
         if fact.of_order is not None:
             contact_id = await self._buyer_of(fact.of_order) or contact_id
         if fact.of_payment is not None and contact_id is None:
-            names = [f"{name}:{fact.of_payment}" for name in ("order_paid", "invoice_paid")]
+            names = [f"{name}:{fact.of_payment}" for name in ("order_paid", "order_placed")]
             row = await self._one("contact_of_payment", source=self._part.source, external_event_ids=names)
             contact_id = None if row is None else row[0]
         await self._record(
@@ -325,6 +327,20 @@ class _Writer:
             payload=payload,
             # Once for each order, whichever delivery saw it first.
             idempotency_key=f"{fact.event_type}:{order_id}",
+        )
+        self._applied.counts["domain_events"] += 1
+
+    async def _cart_abandoned(self, fact: f.CartAbandoned, contact_id: UUID | None) -> None:
+        await self._ctx.emit(
+            f"{self._part.source}.cart_abandoned",
+            entity_kind="cart",
+            payload={
+                "cart_id": fact.cart_id,
+                "contact_id": str(contact_id) if contact_id else None,
+                "value_cents": fact.value_minor,
+                "abandoned_at": fact.abandoned_at,
+            },
+            idempotency_key=_cut(f"cart_abandoned:{self._part.channel_id}:{fact.cart_id}", 255),
         )
         self._applied.counts["domain_events"] += 1
 

@@ -127,6 +127,15 @@ class OrderEvent:
 
 
 @dataclass(frozen=True)
+class CartAbandoned:
+    """A cart was left with goods in it."""
+
+    cart_id: str
+    value_minor: int
+    abandoned_at: datetime
+
+
+@dataclass(frozen=True)
 class ProductSynced:
     """A product changed at the sender."""
 
@@ -225,6 +234,7 @@ Fact = (
     ContactEvent
     | OrderState
     | OrderEvent
+    | CartAbandoned
     | ProductSynced
     | IncomingMessage
     | OutgoingMessage

@@ -131,7 +131,7 @@ def _order_updated(order: Document, context: Context) -> Normalized:
 def _order(order: Document, context: Context) -> OrderState:
     currency = currency_code(order.text("currency"))
     total = order.decimal("total_price")
-    if currency is None or total is None:
+    if currency is None or total is None or total < 0:
         raise Malformed("currency" if currency is None else "total_price")
     cancelled_at = moments.from_iso(order.text("cancelled_at"))
     financial = _FINANCIAL.get(order.text("financial_status") or "", "pending")

@@ -1,0 +1,309 @@
+"""WhatsApp Cloud API: messages, what became of ours, preferences, changed numbers.
+
+One part holds many changes of one number; each message is a fact of its own, found by its wamid. What is new (a type, a
+status) does not stop the rest: a message of unknown type is still a message, anything else is counted as not understood.
+
+A message names its sender twice, by number and, in newer shapes, by a business-scoped id; users with user names have no
+number. Times are text with epoch seconds, in preferences a number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from producers.ingest.normalize import moments
+from producers.ingest.normalize import phone as phones
+from producers.ingest.normalize.document import Document
+from producers.ingest.normalize.facts import (
+    Context,
+    Fact,
+    Identity,
+    IncomingMessage,
+    MessageChange,
+    MessageStatus,
+    Normalized,
+    NumberChanged,
+    OutgoingMessage,
+    Person,
+    Preference,
+    external_identity,
+    ignored,
+    person,
+    processed,
+    unrecognised,
+)
+
+SOURCE = "whatsapp"
+MAX_BODY = 65536
+
+# Trying again can help: rate limits and what the provider calls temporary. All else fails the same way next time.
+RETRYABLE_CODES = frozenset({"130429", "131056", "131048", "80007", "131000", "131016", "1", "2"})
+STOP_WORDS: Mapping[str, Literal["STOP", "SAIR"]] = {"STOP": "STOP", "SAIR": "SAIR"}
+
+_STATUSES: Mapping[str, Literal["sent", "delivered", "read", "played", "failed", "deleted", "warning"]] = {
+    "sent": "sent",
+    "delivered": "delivered",
+    "read": "read",
+    "played": "played",
+    "failed": "failed",
+    "deleted": "deleted",
+    "warning": "warning",
+}
+_MEDIA = ("image", "video", "audio", "document", "sticker")
+_CONSENT = {"stop": False, "resume": True, "signup": True}
+_ABOUT_ACCOUNTS = (
+    "account_", "business_", "phone_number_", "message_template_", "template_", "security", "flows", "payment_",
+)  # fmt: skip
+
+
+def normalize(document: Document, headers: Mapping[str, str], context: Context) -> Normalized:
+    """The facts of one number's changes."""
+    facts: list[Fact] = []
+    kinds: Counter[str] = Counter()
+    unknown: Counter[str] = Counter()
+    about_accounts: set[str] = set()
+    for entry in document.children("entry"):
+        for change in entry.children("changes"):
+            field = change.text("field") or "unknown"
+            handler = _FIELDS.get(field)
+            if handler is not None:
+                for kind, fact in handler(change.child("value"), context):
+                    if fact is None:
+                        unknown[kind] += 1
+                    else:
+                        kinds[kind] += 1
+                        facts.append(fact)
+            elif field.startswith(_ABOUT_ACCOUNTS):
+                about_accounts.add(field)
+            else:
+                unknown[field] += 1
+    if facts:
+        reason = "+".join(sorted(kinds))
+        return processed(f"{reason},not_understood:{unknown.total()}" if unknown else reason, *facts)
+    if unknown:
+        return unrecognised(f"unknown_shape:{','.join(sorted(unknown))}"[:255])
+    if about_accounts:
+        return ignored(f"about_the_account:{','.join(sorted(about_accounts))}"[:255])
+    return unrecognised("unknown_shape:entry")
+
+
+Found = Iterator[tuple[str, Fact | None]]
+"""A kind and its fact; None for what is not understood."""
+
+
+def _messages(value: Document, context: Context) -> Found:
+    names = _Names(value)
+    for message in value.children("messages"):
+        yield _message(message, names, context)
+    for echo in value.children("message_echoes"):
+        yield "echo", _echo(echo, context)
+    for status in value.children("statuses"):
+        yield "status", _status(status, names, context)
+    if not any(isinstance(value.raw(name), list) for name in ("messages", "message_echoes", "statuses")):
+        yield ("errors" if isinstance(value.raw("errors"), list) else "value"), None
+
+
+def _preferences(value: Document, context: Context) -> Found:
+    names = _Names(value)
+    for preference in value.children("user_preferences"):
+        granted = _CONSENT.get((preference.text("value") or "").lower())
+        who = names.person(preference.identifier("wa_id"), preference.identifier("user_id"))
+        if granted is None or not who:
+            yield "preference", None
+            continue
+        yield (
+            "preference",
+            Preference(
+                person=who,
+                consent_type=preference.text("category") or "marketing_messages",
+                granted=granted,
+                occurred_at=moments.occurred(moments.from_epoch_s(preference.raw("timestamp")), context.received_at),
+            ),
+        )
+
+
+_FIELDS: Mapping[str, Callable[[Document, Context], Found]] = {
+    "messages": _messages,
+    "smb_message_echoes": _messages,
+    "user_preferences": _preferences,
+}
+
+
+class _Names:
+    """Who the `contacts` beside the messages say these people are."""
+
+    def __init__(self, value: Document) -> None:
+        self._by_number: dict[str, Document] = {}
+        self._by_user: dict[str, Document] = {}
+        self._all = list(value.children("contacts"))
+        for contact in self._all:
+            if number := contact.identifier("wa_id"):
+                self._by_number[number] = contact
+            if user := contact.identifier("user_id"):
+                self._by_user[user] = contact
+
+    def person(self, number: str | None, user_id: str | None) -> Person:
+        contact = self._by_number.get(number or "") or self._by_user.get(user_id or "")
+        if contact is None and number is None and user_id is None and len(self._all) == 1:
+            contact = self._all[0]
+        if contact is not None:
+            number = number or contact.identifier("wa_id")
+            user_id = user_id or contact.identifier("user_id")
+        return person(
+            external_identity(SOURCE, user_id),
+            _phone(number),
+            name=contact.child("profile").text("name") if contact is not None else None,
+        )
+
+
+def _phone(wa_id: str | None) -> Identity | None:
+    number = phones.whatsapp(wa_id)
+    return Identity("phone", number, as_received=wa_id) if number else None
+
+
+def _message(message: Document, names: _Names, context: Context) -> tuple[str, Fact | None]:
+    kind = message.text("type") or "unknown"
+    wamid = message.identifier("id")
+    who = names.person(message.identifier("from"), message.identifier("from_user_id"))
+    if wamid is None or not who:
+        return "message", None
+    at = moments.occurred(moments.from_epoch_s(message.raw("timestamp")), context.received_at)
+    if kind == "system":
+        return "number_changed", _system(message.child("system"), who, at)
+    if kind in ("edit", "revoke", "reaction"):
+        return _change(kind, message, who, wamid, at)
+    body, media, content = _said(kind, message)
+    replied = message.child("context")
+    if referral := message.child("referral").value:
+        content["referral"] = referral
+    for flag in ("forwarded", "frequently_forwarded"):
+        if replied.flag(flag):
+            content[flag] = True
+    word = (body or "").strip().upper() if kind == "text" else ""
+    return "message", IncomingMessage(
+        person=who,
+        wamid=wamid,
+        kind=kind[:100],
+        body=body,
+        media=media,
+        reply_to=replied.identifier("id"),
+        content=content,
+        occurred_at=at,
+        stop_word=STOP_WORDS.get(word),
+    )
+
+
+def _said(kind: str, message: Document) -> tuple[str | None, tuple[Mapping[str, Any], ...], dict[str, Any]]:
+    """A message's text, its media, and what else its type carries."""
+    part = message.child(kind)
+    body: str | None = None
+    media: tuple[Mapping[str, Any], ...] = ()
+    content: dict[str, Any] = {}
+    if kind == "text":
+        body = part.text("body")
+    elif kind in _MEDIA:
+        kept = ("id", "mime_type", "sha256", "url", "filename", "voice", "animated")
+        media = ({"type": kind} | {name: part.raw(name) for name in kept if name in part},)
+        body = part.text("caption")
+    elif kind == "button":
+        body = part.text("text")
+        content["payload"] = part.text("payload")
+    elif kind == "interactive":
+        body, content["interactive"] = _interactive(part)
+    elif kind == "location":
+        body = part.text("name", "address")
+        content["location"] = part.value
+    elif kind == "contacts":
+        shared = list(message.children("contacts"))
+        body = ", ".join(name for one in shared if (name := one.child("name").text("formatted_name"))) or None
+        content["contacts"] = [one.value for one in shared]
+    elif kind == "order":
+        body = part.text("text")
+        content["order"] = part.value
+    elif kind == "unsupported":
+        content["errors"] = [error.value for error in message.children("errors")]
+    else:
+        content["not_understood"] = kind[:100]
+    return (body[:MAX_BODY] if body else None), media, content
+
+
+def _interactive(part: Document) -> tuple[str | None, dict[str, Any]]:
+    kind = part.text("type") or "unknown"
+    reply = part.child(kind)
+    content: dict[str, Any] = {"type": kind, **reply.value}
+    if kind == "nfm_reply":
+        # The answers of a form are JSON text inside JSON.
+        try:
+            content["response"] = json.loads(reply.text("response_json") or "null")
+        except (ValueError, RecursionError):
+            content["response"] = None
+    return reply.text("title", "body"), content
+
+
+def _change(kind: str, message: Document, who: Person, wamid: str, at: Any) -> tuple[str, Fact | None]:
+    part = message.child(kind)
+    target = part.identifier("message_id") if kind == "reaction" else part.identifier("original_message_id")
+    if target is None:
+        return kind, None
+    content: dict[str, Any] = {}
+    named: Literal["edited", "revoked", "reaction"]
+    if kind == "reaction":
+        named = "reaction"
+        # An empty emoji, or none, takes the reaction back.
+        content["emoji"] = part.text("emoji")
+    elif kind == "edit":
+        named = "edited"
+        edited = part.child("message")
+        inner = edited.text("type") or "text"
+        content = {"type": inner, "body": edited.child(inner).text("body", "caption")}
+    else:
+        named = "revoked"
+    return kind, MessageChange(person=who, wamid=target, change_id=wamid, kind=named, content=content, occurred_at=at)
+
+
+def _system(system: Document, who: Person, at: Any) -> NumberChanged | None:
+    new = _phone(system.identifier("wa_id") or system.identifier("new_wa_id"))
+    if new is None or (system.text("type") or "") not in ("user_changed_number", "customer_changed_number"):
+        return None
+    return NumberChanged(person=who, new_identity=new, occurred_at=at)
+
+
+def _echo(echo: Document, context: Context) -> OutgoingMessage | None:
+    """The business wrote from the phone app: sent, not received."""
+    wamid = echo.identifier("id")
+    who = person(external_identity(SOURCE, echo.identifier("to_user_id")), _phone(echo.identifier("to")))
+    if wamid is None or not who:
+        return None
+    kind = echo.text("type") or "unknown"
+    body, media, content = _said(kind, echo)
+    if media:
+        content["media"] = list(media)
+    return OutgoingMessage(
+        person=who,
+        wamid=wamid,
+        kind=kind[:100],
+        body=body,
+        content=content,
+        occurred_at=moments.occurred(moments.from_epoch_s(echo.raw("timestamp")), context.received_at),
+    )
+
+
+def _status(status: Document, names: _Names, context: Context) -> MessageStatus | None:
+    known = _STATUSES.get(status.text("status") or "")
+    wamid = status.identifier("id")
+    if known is None or wamid is None:
+        return None
+    error = next(status.children("errors"), Document({}))
+    code = error.identifier("code")
+    return MessageStatus(
+        person=names.person(status.identifier("recipient_id"), status.identifier("recipient_user_id")),
+        wamid=wamid,
+        status=known,
+        occurred_at=moments.occurred(moments.from_epoch_s(status.raw("timestamp")), context.received_at),
+        error_code=code,
+        error_message=error.child("error_data").text("details") or error.text("message", "title"),
+        retryable=code in RETRYABLE_CODES,
+    )
