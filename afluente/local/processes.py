@@ -17,12 +17,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from afluente.local.errors import LocalError
+from afluente.local.process import Ticket
+
 STOP_WITHIN_S = 15.0
 LOOK_EVERY_S = 0.01
 COMMAND = Path(sys.executable).with_name("afluente")
 
 Line = dict[str, Any]
 """A parsed log line; what is not JSON is {"event": None, "text": line}."""
+
+
+class NotSeen(AssertionError, LocalError):
+    """What was waited for did not come. A test fails by it; a command says it and ends."""
 
 
 class Process:
@@ -77,7 +86,7 @@ class Process:
     def wait_for(self, name: str, timeout: float = 30.0, count: int = 1, **fields: Any) -> Line:
         """Wait until the event `name` with these fields was logged `count` times since the start; returns the last one.
 
-        AssertionError with the end of the log when the process ends or the time is up before that.
+        NotSeen with the end of the log when the process ends or the time is up before that.
         """
 
         def matching() -> Line | None:
@@ -104,7 +113,7 @@ class Process:
         try:
             status = self._popen.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self} did not end within {timeout} s\n{self.tail()}") from None
+            raise NotSeen(f"{self} did not end within {timeout} s\n{self.tail()}") from None
         self._reader.join(5)
         return status
 
@@ -122,6 +131,10 @@ class Process:
         if self.returncode is None:
             self._popen.send_signal(number)
 
+    def ticket(self) -> Ticket:
+        """What finds it again after whoever started it has ended."""
+        return Ticket(self.pid, psutil.Process(self.pid).create_time())
+
     def tail(self, lines: int = 40) -> str:
         """The end of its log."""
         return "\n".join(self.log.splitlines()[-lines:])
@@ -134,7 +147,7 @@ class Process:
             self._changed.wait_for(lambda: condition() or self._ended, timeout)
             if not (found := condition()):
                 ended = f"ended with {self._popen.poll()}" if self._ended else f"{timeout} s are over"
-                raise AssertionError(f"{self}: {ended} without {what}\n{self.tail()}")
+                raise NotSeen(f"{self}: {ended} without {what}\n{self.tail()}")
             return found
 
     def _read(self) -> None:
@@ -176,5 +189,5 @@ def stop_all(processes: Sequence[Process]) -> None:
     for process in running:
         try:
             process.wait(STOP_WITHIN_S)
-        except AssertionError:
+        except NotSeen:
             process.kill()

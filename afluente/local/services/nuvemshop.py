@@ -69,7 +69,7 @@ class Nuvemshop:
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(request.path)
-        order = self.orders.popleft() if self.orders else {"do": "serve"}
+        order: Order = self.orders.popleft() if self.orders else {"do": "serve"}
         match order["do"]:
             case "answer":
                 return _error(order.get("status", 500), order.get("body", "ordered"))
