@@ -276,7 +276,8 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     if kind is float:
         if not math.isfinite(value):
             raise PayloadError(f"{value} is no JSON number", field=path, hint="leave it out, or send null")
-        return value
+        # Beyond 2**53 the shortest text of a float is another integer than its value, and readers take it for one.
+        return int(value) if abs(value) >= 2**53 else value
     if depth > MAX_DEPTH:
         raise PayloadError(f"is nested more than {MAX_DEPTH} levels deep (or contains itself)", field=path[:200])
     if isinstance(value, Mapping):

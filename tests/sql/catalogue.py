@@ -1,10 +1,11 @@
-"""The catalogue of a database as plain data: what two migrated databases are compared by, and where tests get lists from."""
+"""The catalogue of a database as plain data: what two migrated databases are compared by."""
 
 SYSTEM = "n.nspname NOT IN ('pg_catalog', 'information_schema', 'migration') AND n.nspname !~ '^pg_(toast|temp)'"
 
 _PARTS = {
     "schemas": f"""
-        SELECT n.nspname, ARRAY(SELECT a::text FROM unnest(n.nspacl) a ORDER BY 1) FROM pg_namespace n WHERE {SYSTEM}""",
+        SELECT n.nspname, ARRAY(SELECT a::text FROM unnest(n.nspacl) a ORDER BY 1)
+          FROM pg_namespace n WHERE {SYSTEM}""",
     "relations": f"""
         SELECT n.nspname, c.relname, c.relkind, c.relrowsecurity, c.relforcerowsecurity, c.relowner::regrole::text,
                ARRAY(SELECT a::text FROM unnest(c.relacl) a ORDER BY 1), c.reloptions,

@@ -1,7 +1,7 @@
 """Rows for any table, from the catalogue alone: so that a table somebody adds tomorrow is covered, or fails loudly.
 
-Values come from the foreign keys, from the lists in CHECK constraints, and from a few candidates of each type; the CHECK
-constraints themselves are asked on the server which candidate will do.
+Values come from the foreign keys, from the lists in CHECK constraints, and from a few candidates of each type; the
+server is asked which candidate satisfies its CHECK constraints.
 """
 
 import hashlib
@@ -34,7 +34,8 @@ class Table:
             for row in conn.execute(
                 """
                 SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
-                       d.adbin IS NOT NULL AND a.attgenerated = '' OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a'
+                       d.adbin IS NOT NULL AND a.attgenerated = '' OR a.attidentity <> '',
+                       a.attgenerated <> '' OR a.attidentity = 'a'
                   FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
                  WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
                 """,

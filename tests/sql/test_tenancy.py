@@ -1,7 +1,7 @@
 """No tenant sees or touches another's rows: for every table, partition and view that the catalogue has today.
 
-Two questions for each. With the grants as they are: does the deed fail, or find nothing? And with every grant given, in a
-transaction that is rolled back: does row-level security alone hold? A grant is one line in somebody's migration.
+Two questions for each. With the grants as they are: does the deed fail, or find nothing? And with every grant given, in
+a transaction that is rolled back: does row-level security alone hold? A grant is one line in somebody's migration.
 """
 
 import psycopg
@@ -70,9 +70,9 @@ class Tenant:
 
     def copy_out(self, name):
         try:
-            with self.conn.transaction(), self.conn.cursor() as cursor:
-                with cursor.copy(pgsql.SQL("COPY {} TO STDOUT").format(pgsql.SQL(name))) as copy:
-                    return list(copy.rows())
+            statement = pgsql.SQL("COPY {} TO STDOUT").format(pgsql.SQL(name))
+            with self.conn.transaction(), self.conn.cursor() as cursor, cursor.copy(statement) as copy:
+                return list(copy.rows())
         except psycopg.Error as error:
             return error
 
@@ -150,7 +150,8 @@ def declared(conn):
         enabled, forced, policies = conn.execute(
             """
             SELECT c.relrowsecurity, c.relforcerowsecurity,
-                   ARRAY(SELECT DISTINCT r::regrole::text FROM pg_policy p, unnest(p.polroles) r WHERE p.polrelid = c.oid)
+                   ARRAY(SELECT DISTINCT r::regrole::text FROM pg_policy p, unnest(p.polroles) r
+                          WHERE p.polrelid = c.oid)
               FROM pg_class c WHERE c.oid = %s::regclass
             """,
             [name],
@@ -346,7 +347,7 @@ def test_functions_that_run_as_their_owner_pin_the_search_path(database):
 
 
 def test_no_trigger_does_http(database):
-    """From the catalogue: no language and no extension that can leave the database, and no word of one in a function."""
+    """From the catalogue: no language or extension that can leave the database, and no word of one in a function."""
     conn = database.connect(role=None, autocommit=True)
     assert (
         conn.execute(
