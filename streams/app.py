@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import faust
+from faust.tables.manager import TableManager
 from faust.types.enums import ProcessingGuarantee
 
 from afluente.settings import KafkaSettings, SecurityProtocol
@@ -27,6 +28,14 @@ REBALANCE_TIMEOUT_S = 20.0
 REQUEST_TIMEOUT_S = 30.0
 FETCH_RECORDS = 2000
 FETCH_BYTES = 1024 * 1024  # for each partition, so this times the partitions bounds what is held in memory
+
+
+class NoTables(TableManager):
+    """Faust waits a second for tables to be declared. There are none, and a second is half of a restart."""
+
+    async def on_start(self) -> None:
+        await self._update_channels()
+        await self.recovery.start()
 
 
 class StreamApp(faust.App):
@@ -62,6 +71,7 @@ def build(kafka: KafkaSettings, folding: Folding, *, member_id: str, web_port: i
         consumer_group_instance_id=member_id,
         processing_guarantee="at_least_once",
         store="memory://",
+        TableManager=NoTables,
         stream_wait_empty=False,
         stream_recovery_delay=0,
         table_standby_replicas=0,
@@ -70,6 +80,7 @@ def build(kafka: KafkaSettings, folding: Folding, *, member_id: str, web_port: i
         worker_redirect_stdouts=False,
         autodiscover=False,
         datadir=Path("."),
+        env={},  # else variables such as BROKER_URL or PROCESSING_GUARANTEE would override all of this
         web_enabled=web_port is not None,
         web_host="127.0.0.1",
         web_bind="127.0.0.1",
@@ -82,7 +93,7 @@ def build(kafka: KafkaSettings, folding: Folding, *, member_id: str, web_port: i
 
 
 def check(app: faust.App) -> None:
-    """Refuse what would make the result wrong. Faust also reads settings from the environment, hence after building."""
+    """Refuse what would make the result wrong, however it got into the settings."""
     if str(app.conf.processing_guarantee) != str(ProcessingGuarantee.AT_LEAST_ONCE):
         raise Unfit(
             "processing_guarantee=exactly_once loses events at a rebalance",

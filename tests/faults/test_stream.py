@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.kafka import Kafka
 from tests.fixtures.postgres import Database, Server
 from tests.fixtures.topics import TestTopics
-from tests.streams.records import Feed, Fences, expected, some_events, summaries
+from tests.streams.records import ContactEvent, Feed, Fences, expected, some_events, summaries
 
 CHUNK = 20
 
@@ -39,7 +39,7 @@ def chunks():
     """Contact events without end, in chunks; every chunk repeats some of the one before, as a resend would."""
 
     def generate():
-        before = []
+        before: list[ContactEvent] = []
         for seed in itertools.count(1):
             events = some_events(CHUNK, seed=seed, organizations=6)
             yield [*before[:5], *events]
