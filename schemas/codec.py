@@ -352,9 +352,9 @@ class _Misfit(Exception):
         return root + "".join(reversed(self.path))
 
 
-# (value, where to, the extra map of the record around it, its name there): checks and writes in one walk. The relay does
-# this for every row, and Avro's bytes are simple; a dict for fastavro, which then looks for the branch of each union
-# again, took three times as long.
+# (value, where to, the extra map of the record around it, its name there): checks and writes in one walk. The relay
+# does this for every row, and Avro's bytes are simple; a dict for fastavro, which then looks for the branch of each
+# union again, took three times as long.
 _Put = Callable[[Any, bytearray, dict[str, str], str], None]
 _Take = Callable[[Any], Any]
 

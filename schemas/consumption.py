@@ -50,7 +50,7 @@ CONSUMED_BY: dict[str, tuple[str, ...]] = {
     "system.window_24h_expired": ("template-suggester", "automation", "webhook-dispatch"),
     "system.session_changed": ("alert", "webhook-dispatch"),
     # webhook.* is never dispatched: a subscription that fails would feed itself.
-    "webhook.received": ("webhook-normalize",),
+    "webhook.received": ("webhook-normalize", "webhook-fetch"),
     "webhook.delivery_failed": ("alert",),
     "webhook.subscription_disabled": ("notification", "audit"),
     "kb.document_changed": ("rag-indexer", "webhook-dispatch"),

@@ -52,7 +52,8 @@ def running(folder):
 def _answers(url):
     try:
         with urllib.request.urlopen(f"{url}/subjects", timeout=2) as answer:
-            return json.load(answer) == []
+            json.load(answer)
+            return True
     except (urllib.error.URLError, OSError, ValueError):
         return False
 
@@ -60,7 +61,10 @@ def _answers(url):
 def _fetch(folder):
     maven = shutil.which("mvn")
     if maven is None:
-        raise LocalError("the registry cannot be fetched: Maven (mvn) is not installed", hint="install Maven")
+        raise LocalError(
+            "the registry cannot be fetched: Maven (mvn) is not installed",
+            hint="install Maven, or set SCHEMA_REGISTRY_URL",
+        )
     env = dict(os.environ)
     if "JAVA_HOME" not in env and shutil.which("java") is None:
         env["JAVA_HOME"] = str(find_java().parent.parent)

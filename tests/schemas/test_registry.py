@@ -1,7 +1,9 @@
 """A real registry: registering, its ids on new records, decoding by them, and the Confluent serializer's bytes."""
 
 import json
+import os
 import threading
+import uuid
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -22,7 +24,7 @@ from schemas.topics import Topics
 from tests.schemas import apicurio
 from tests.schemas.rows import RECORDED, row
 
-PREFIX = "stage."
+PREFIX = f"t{uuid.uuid4().hex[:8]}."  # subjects begin with the topic: a registry that others use is fine
 
 SAMPLES = [
     row("contact_event.recorded", RECORDED, {"request_id": "r1"}),
@@ -39,33 +41,36 @@ SAMPLES = [
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    with apicurio.running(tmp_path_factory.mktemp("apicurio")) as url:
-        yield url
+    """The registry named by SCHEMA_REGISTRY_URL, or one of this run's own."""
+    if given := os.environ.get("SCHEMA_REGISTRY_URL"):
+        yield given
+    else:
+        with apicurio.running(tmp_path_factory.mktemp("apicurio")) as url:
+            yield url
 
 
 @pytest.fixture(scope="module")
 def registry(url):
     registry = ConfluentRegistry(url, Topics(PREFIX))
     registry.register(published.all_published())
+    registry.load()
     yield registry
     registry.close()
 
 
 @pytest.fixture
-def in_use(registry, url):
-    in_use = schema_registry.use(url, PREFIX, writes=True)
-    assert in_use is not None
-    yield in_use
-    schema_registry.use(None, PREFIX, writes=True)
-    in_use.close()
+def in_use(registry):
+    schemas.use_registry(registry)
+    yield registry
+    schemas.use_registry(None)
 
 
 def test_registering_again_changes_nothing(registry):
     first = registry.register(published.all_published())
     assert not any(one.new for one in first)
     assert len({one.subject for one in first}) == len(published.all_published())
-    assert "stage.events.contact-event-afluente.contact_event.v1.PurchaseCompleted" in {one.subject for one in first}
-    assert "stage.events.custom-afluente.custom.v1.Event" in {one.subject for one in first}
+    assert f"{PREFIX}events.contact-event-afluente.contact_event.v1.PurchaseCompleted" in {one.subject for one in first}
+    assert f"{PREFIX}events.custom-afluente.custom.v1.Event" in {one.subject for one in first}
     assert registry.register(published.all_published(), dry_run=True) == first
 
 
@@ -121,12 +126,20 @@ def test_bytes_are_those_of_the_confluent_serializer(in_use, url, sample):
 
 def test_registry_without_our_schemas_is_refused_at_the_start(registry, url):
     with pytest.raises(Refused, match="lacks"):
-        schema_registry.use(url, "elsewhere.", writes=True)
+        schema_registry.use(url, f"{PREFIX}elsewhere.", writes=True)
+
+
+def test_process_that_writes_gets_everything_when_it_starts(registry, url):
+    writer = schema_registry.use(url, PREFIX, writes=True)
+    assert writer is not None
+    writer.close()
+    assert codec.schema_id_of(schemas.encode(SAMPLES[0])) < 0x40000000
+    schemas.use_registry(None)
 
 
 def test_process_that_only_reads_needs_nothing_registered_under_its_prefix(in_use, url):
     value = schemas.encode(SAMPLES[0])
-    reader = schema_registry.use(url, "elsewhere.", writes=False)
+    reader = schema_registry.use(url, f"{PREFIX}elsewhere.", writes=False)
     assert reader is not None
     assert schemas.decode(value).payload == RECORDED
     reader.close()
@@ -193,7 +206,7 @@ def test_registry_that_hands_out_committed_ids_is_refused(schema_id):
 
 
 def test_command_registers_and_says_what_it_did(processes, url):
-    env = {"SCHEMA_REGISTRY_URL": url, "AFLUENTE_TOPIC_PREFIX": "by-command."}
+    env = {"SCHEMA_REGISTRY_URL": url, "AFLUENTE_TOPIC_PREFIX": f"{PREFIX}by-command."}
     dry = processes.run("schemas", "register", "--dry-run", "--format", "json", env=env)
     assert dry.returncode == 0, dry.stderr
     assert all(one["new"] and one["schema_id"] is None for one in json.loads(dry.stdout))
@@ -206,4 +219,4 @@ def test_command_registers_and_says_what_it_did(processes, url):
         refused = processes.run("schemas", "register", "--url", bad)
     assert refused.returncode == 1
     assert "committed ones" in refused.stderr
-    assert processes.run("schemas", "register").returncode == 2
+    assert processes.run("schemas", "register", env={"SCHEMA_REGISTRY_URL": ""}).returncode == 2
