@@ -35,6 +35,7 @@ COMMANDS: dict[str, Entry] = {
     "down": Entry("Stop what `up` started.", "afluente.cli.local", "down_app", group=False),
     "doctor": Entry("Say what is wrong with a set-up and how to mend it.", "afluente.cli.doctor", group=False),
     "emit": Entry("Commit an event, as a service would.", "afluente.cli.emit", group=False),
+    "tail": Entry("Show events as they pass on the topics.", "afluente.cli.tail", group=False),
     "migrate": Entry("Bring the database to its schema, or back.", "afluente.cli.migrate"),
     "topics": Entry("Compare the declared topics to a cluster, and apply.", "afluente.cli.topics"),
     "schemas": Entry("Check, generate, register and show event schemas.", "afluente.cli.schemas"),
