@@ -51,8 +51,10 @@ def run(
     kafka = settings.kafka
     topic = Topics(kafka.topic_prefix).event(EVENT_TYPE)
     # Imported here: Faust takes a while, and `--help` and `status` do not need it.
+    from afluente.kafka import schema_registry
     from streams import service
 
+    schema_registry.use(settings.registry.url, kafka.topic_prefix, writes=False)
     service.run(
         kafka,
         settings.postgres.dsn,

@@ -11,7 +11,9 @@ from decimal import Decimal
 import psycopg
 import pytest
 
+import schemas
 from afluente import faults
+from afluente.errors import Unavailable
 from streams.errors import Abandoned, Fenced, Unfit
 from streams.summaries.sink import Partition, Sink
 from tests.streams.records import Record, expected, records_of, some_events, summaries
@@ -360,6 +362,33 @@ def test_a_frozen_process_does_not_keep_its_successor_waiting(database, new_sink
         with pytest.raises(Fenced):
             write.result(30)
     assert summaries(database) == expected(events)
+
+
+def test_a_registry_that_is_away_does_not_make_a_dead_letter(database, new_sink):
+    class Away:
+        asked = 0
+
+        def id_of(self, entry):
+            raise AssertionError("nothing is written here")
+
+        def schema_of(self, schema_id):
+            self.asked += 1
+            if self.asked <= 3:
+                raise Unavailable("the registry does not answer")
+            return None
+
+    registry = Away()
+    schemas.use_registry(registry)
+    try:
+        waits: list[float] = []
+        sink = new_sink(sleep=waits.append)
+        sink.claim([P0])
+        sink.write({P0: [Record(0, b"\0\0\0\0\x07 of a registry")]})
+    finally:
+        schemas.use_registry(None)
+    assert len(waits) == 3
+    assert registry.asked == 4
+    assert "does not know it either" in dead(database)[0][4]
 
 
 # what people read
