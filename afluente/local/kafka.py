@@ -15,7 +15,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import uuid
 from base64 import urlsafe_b64encode
 from contextlib import suppress
@@ -275,7 +274,6 @@ def _fetch(folder: Path, java: Path) -> None:
             "Kafka cannot be fetched: Maven (mvn) is not installed",
             hint="install Maven, or Docker, or set KAFKA_BOOTSTRAP_SERVERS to a broker that runs",
         )
-    print(f"fetching Kafka {KAFKA_VERSION} with Maven, once ...", file=sys.stderr, flush=True)
     env = dict(os.environ)
     if "JAVA_HOME" not in env and shutil.which("java") is None:
         env["JAVA_HOME"] = str(java.parent.parent)

@@ -107,14 +107,21 @@ def up(
         named_postgres = _named(environment, "DATABASE_URL", before.postgres if before else None)
         missing = [name for name, named in (("Kafka", named_kafka), ("Postgres", named_postgres)) if named is None]
         source = _choose(before, use) if missing else Source.environment
-        # two servers, neither waits for the other
+        if named_kafka is None and source is Source.embedded:
+            _require_kafka(say)
+        # Two servers, neither waits for the other. When Kafka does not come up, the Postgres just made stops too.
         with ThreadPoolExecutor(2) as both:
-            kafka_server = both.submit(lambda: named_kafka or _start_kafka(folder, source, say))
-            postgres_server = both.submit(lambda: named_postgres or _start_postgres(folder, source, say))
+            starting = both.submit(lambda: named_postgres or _start_postgres(folder, source))
+            try:
+                kafka_server = named_kafka or _start_kafka(folder, source)
+            except LocalError:
+                if named_postgres is None and starting.exception() is None and before is None:
+                    _stop(folder, "postgres", starting.result())
+                raise
             stack = Stack(
                 folder,
-                kafka_server.result(),
-                postgres_server.result(),
+                kafka_server,
+                starting.result(),
                 environment.get("AFLUENTE_SECRETS_KEY") or (before.secrets_key if before else Keyring.generate()),
             )
         if named_postgres is None:
@@ -155,13 +162,10 @@ def down(folder: Path, *, delete_data: bool = False) -> list[str]:
     stopped = []
     with _locked(folder):
         for name, server in (("kafka", stack.kafka), ("postgres", stack.postgres)):
-            if server.source is Source.docker and server.container is not None:
-                (docker.remove if delete_data else docker.stop)(server.container)
+            if _stop(folder, name, server):
                 stopped.append(name)
-            elif server.source is Source.embedded:
-                stop = kafka.stop_kafka if name == "kafka" else postgres.stop_postgres
-                if stop(folder / name):
-                    stopped.append(name)
+            if delete_data and server.container is not None:
+                docker.remove(server.container)
         if delete_data:
             _delete(folder, stack)
     return stopped
@@ -203,10 +207,18 @@ def _choose(before: Stack | None, use: Source | None) -> Source:
     return Source.docker if docker.answers() else Source.embedded
 
 
-def _start_kafka(folder: Path, source: Source, say: Callable[[str], None]) -> Server:
-    if source is Source.docker:
-        container = docker.start_kafka(folder)
-        return Server(source, container.address, docker.logs(container.id), container.id)
+def _stop(folder: Path, name: str, server: Server) -> bool:
+    """Stop one server of ours, its data kept. False when it did not run, or is not ours."""
+    if server.source is Source.docker and server.container is not None:
+        docker.stop(server.container)
+        return True
+    if server.source is Source.embedded:
+        return kafka.stop_kafka(folder / name) if name == "kafka" else postgres.stop_postgres(folder / name)
+    return False
+
+
+def _require_kafka(say: Callable[[str], None]) -> None:
+    """Missing, before anything is started, when an embedded broker cannot be had."""
     if not kafka.is_prepared() and shutil.which("mvn") is None:
         raise Missing(
             "Kafka cannot be had: no Docker engine answers, and Maven (mvn), which would fetch it, is not installed",
@@ -214,11 +226,17 @@ def _start_kafka(folder: Path, source: Source, say: Callable[[str], None]) -> Se
         )
     if not kafka.is_prepared():
         say(f"fetching Kafka {kafka.KAFKA_VERSION} with Maven, once ...")
+
+
+def _start_kafka(folder: Path, source: Source) -> Server:
+    if source is Source.docker:
+        container = docker.start_kafka(folder)
+        return Server(source, container.address, docker.logs(container.id), container.id)
     broker = kafka.start_kafka(folder / "kafka", optimise=True)
     return Server(source, broker.bootstrap_servers, str(broker.log_path))
 
 
-def _start_postgres(folder: Path, source: Source, say: Callable[[str], None]) -> Server:
+def _start_postgres(folder: Path, source: Source) -> Server:
     if source is Source.docker:
         container = docker.start_postgres(folder)
         return Server(source, container.address, docker.logs(container.id), container.id)

@@ -1,4 +1,4 @@
-"""The whole command line: every command explains itself with an example, and errors are sentences with an exit status."""
+"""The whole command line: every command explains itself with an example; errors are a sentence and an exit status."""
 
 import subprocess
 import sys

@@ -65,7 +65,7 @@ def test_a_value_may_come_from_a_file(tmp_path):
 
 
 def test_a_file_that_is_not_there_and_a_value_given_twice_are_refused(tmp_path):
-    with pytest.raises(SettingsError, match="DATABASE_URL_FILE=.*cannot be read"):
+    with pytest.raises(SettingsError, match=r"DATABASE_URL_FILE=.*cannot be read"):
         MigrateSettings.read({"DATABASE_URL_FILE": str(tmp_path / "missing")})
     with pytest.raises(SettingsError, match="keep one of them"):
         MigrateSettings.read({"DATABASE_URL": "postgresql://h/db", "DATABASE_URL_FILE": str(tmp_path)})
