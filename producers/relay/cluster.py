@@ -29,6 +29,9 @@ READ_TIMEOUT_S = 60.0
 UNDECIDED_AFTER_S = 25.0
 UNDECIDED_POLL_S = 0.02
 LOOK_BACK = (500, 20_000)  # records before the end to search for the position; then all that compaction left
+LEADER_MOVED = frozenset(  # librdkafka does not call these retriable when an admin client gets them
+    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH}
+)
 
 Heartbeat = Callable[[], None]
 
@@ -147,10 +150,19 @@ class Cluster:
         self, places: list[TopicPartition], isolation: IsolationLevel, spec: OffsetSpec | None = None
     ) -> dict[tuple[str, int], int]:
         asked = dict.fromkeys(places, spec or OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
-        return {
-            (place.topic, place.partition): future.result(REQUEST_TIMEOUT_S).offset for place, future in futures.items()
-        }
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        while True:
+            futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
+            try:
+                return {
+                    (place.topic, place.partition): future.result(REQUEST_TIMEOUT_S).offset
+                    for place, future in futures.items()
+                }
+            except KafkaException as error:
+                # A leader that has just moved, or a topic that has just been made: the next metadata know it.
+                if error.args[0].code() not in LEADER_MOVED or time.monotonic() > deadline:
+                    raise
+            time.sleep(UNDECIDED_POLL_S)
 
     def _found(self, name: str, future: Future[Any]) -> Any:
         try:

@@ -66,7 +66,7 @@ def relay(tmp_path, broker, database, topics):
 
 
 class Storm:
-    """Writers in the background, whose transactions may fail while Postgres is away: what counts is what is committed."""
+    """Writers in the background. Their transactions may fail while Postgres is away: what is committed counts."""
 
     def __init__(self, database, seed):
         self.writers = Writers(database)

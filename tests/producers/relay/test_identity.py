@@ -1,0 +1,112 @@
+"""A position is used only where it belongs: anything else is refused with words, before the first wrong record."""
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import ConfigEntry, ConfigResource, NewTopic, ResourceType
+
+from afluente import kafka as clients
+from afluente.errors import Refused
+from producers.relay.errors import PositionError, PositionRefused
+from schemas.topics import POSITIONS_PARTITIONS
+from tests.fixtures.postgres import clone
+from tests.producers.relay.oracle import Writers
+from tests.producers.relay.running import relay_of
+
+
+@pytest.fixture
+def published(database, topics, writers, reader):
+    """Ten rows are published and the relay has ended."""
+    with relay_of(topics, database):
+        writers.commit(10)
+        reader.wait_for(10)
+    return reader
+
+
+def run_until_it_ends(topics, database):
+    with relay_of(topics, database) as relay:
+        relay._stop.wait(30)
+
+
+def recreate(topics, name, partitions, config):
+    admin = clients.admin(topics.settings)
+    admin.delete_topics([name], operation_timeout=30)[name].result(60)
+    wanted = NewTopic(name, partitions, 1, config=config)
+    for _ in range(100):  # the broker forgets the old one in its own time
+        try:
+            admin.create_topics([wanted])[name].result(30)
+            return
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+    raise AssertionError(f"{name} is still there")
+
+
+def test_another_database_is_refused(published, topics, postgres, template):
+    with clone(postgres, template) as other:
+        Writers(other).commit(3)
+        with pytest.raises(PositionRefused, match="the database is another one"):
+            run_until_it_ends(topics, other)
+    assert len(published.read_to_the_end()) == 10
+
+
+def test_a_topic_made_anew_is_refused(published, topics, database, writers):
+    name = topics.family("lead")
+    recreate(topics, name, 6, {})
+    writers.commit(3)
+    with pytest.raises(PositionRefused, match=f"topic {name} was deleted and made anew"):
+        run_until_it_ends(topics, database)
+    ((owner,),) = database.execute("SELECT instance FROM afluente.relay_lane")
+    assert owner is None
+
+
+def test_a_position_that_is_gone_is_not_taken_for_a_beginning(published, topics, database, writers):
+    recreate(topics, topics.positions, POSITIONS_PARTITIONS, {"cleanup.policy": "compact"})
+    writers.commit(3)
+    with pytest.raises(PositionRefused, match="this lane has published") as refused:
+        run_until_it_ends(topics, database)
+    assert "DELETE FROM afluente.relay_lane" in str(refused.value.hint)
+    assert len(published.read_to_the_end()) == 10
+
+
+def test_a_sequence_put_back_is_refused(published, topics, database):
+    """What a restore to an earlier state leaves: the sequence stands under what was published."""
+    database.execute("ALTER TABLE event_log ALTER COLUMN seq RESTART WITH 4")
+    with pytest.raises(PositionRefused, match="put back to an earlier state"):
+        run_until_it_ends(topics, database)
+
+
+def test_a_position_of_another_format_is_refused(published, topics, database):
+    producer = clients.producer(topics.settings)
+    producer.produce(topics.positions, b'{"format": 2}', b"relay-1-0", partition=0)
+    producer.flush(10)
+    with pytest.raises(PositionError, match="format 2"):
+        run_until_it_ends(topics, database)
+
+
+def test_positions_that_would_expire_are_refused(published, topics, database):
+    resource = ConfigResource(
+        ResourceType.TOPIC, topics.positions, incremental_configs=[_set("cleanup.policy", "delete")]
+    )
+    clients.admin(topics.settings).incremental_alter_configs([resource])[resource].result(10)
+    with pytest.raises(Refused, match=r"cleanup\.policy=delete"):
+        run_until_it_ends(topics, database)
+
+
+def test_a_missing_topic_is_refused_before_anything_is_claimed(topics, database):
+    with pytest.raises(Refused, match="does not exist") as refused:
+        run_until_it_ends(topics, database)
+    assert refused.value.hint == "afluente topics apply"
+    assert database.execute("SELECT kafka_cluster_id FROM afluente.relay_lane") == [(None,)]
+
+
+def test_the_same_place_is_accepted_again(published, topics, database, writers):
+    with relay_of(topics, database):
+        writers.commit(5, writers.organizations[1])
+        published.wait_for(15)
+    assert len(published.read_to_the_end()) == 15
+
+
+def _set(name, value):
+    from confluent_kafka.admin import AlterConfigOpType
+
+    return ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
