@@ -6,7 +6,10 @@ the next one. ``schemas.generate`` makes the committed ``.avsc`` files from here
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+from pydantic import create_model
 
 from schemas.envelope import FIRST_MAJOR, Event, major_of
 from schemas.errors import UnknownEventType
@@ -96,7 +99,16 @@ def model_of(event: Event) -> Payload:
     if stated is None:
         stated = next((m for m in range(len(known), 1, -1) if _fits(known[m - 1], event.payload)), FIRST_MAJOR)
     payload = upcast(event.event_type, event.payload, stated)
+    if event.event_type == CONTACT_EVENT:
+        return _recorded(payload.get("contact_event_type")).model_validate(payload)
     return EVENTS[event.event_type].model_validate(payload)
+
+
+@cache
+def _recorded(contact_event_type: str | None) -> type[Payload]:
+    """``Recorded`` with the properties of one contact event type."""
+    properties = contact_event.PROPERTIES.get(contact_event_type or "", contact_event.Metric)
+    return create_model("Recorded", __base__=contact_event.Recorded, properties=(properties, ...))
 
 
 def _fits(model: type[Payload], payload: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ without a contact event type (most metrics) have free properties.
 Property names are the seed's, as they are stored.
 """
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from schemas.events.base import Amount, Instant, Json, Payload
 
@@ -213,6 +213,10 @@ class Recorded(Payload):
     currency: str | None
     occurred_at: Instant
     received_at: Instant
+
+    if TYPE_CHECKING:
+        # Given by the contact event type: schemas.catalogue makes the model of each, schemas.generate its schema.
+        properties: Payload
 
 
 # In the order of the seed's table.
