@@ -28,6 +28,7 @@ from uuid import UUID
 from psycopg import AsyncConnection
 
 import sql
+from afluente import faults
 from afluente.errors import SettingsError
 from afluente.secrets import Keyring
 from consumers.outbound import signature
@@ -250,6 +251,7 @@ class WebhookDispatchWorker(ExternalWorker):
             raise AttemptHopeless(ended(error=f"refused: {refused}")) from None
         except CallFailed as failed:
             raise AttemptFailed(ended(error=f"{failed.kind}: {failed}")) from None
+        faults.point("dispatch.after_call")
         if answer.is_success:
             return prepared, ended(status_code=answer.status, snippet=answer.snippet)
         unsuccessful = ended(

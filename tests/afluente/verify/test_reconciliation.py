@@ -52,7 +52,7 @@ class World:
             "seq, id, organization_id, event_type, entity_kind, entity_id, payload::text, metadata::text, created_at"
         )
         return [
-            Row(*row[:6], row[6].encode(), row[7].encode(), row[8])
+            Row._make((*row[:6], row[6].encode(), row[7].encode(), row[8]))
             for row in self.database.execute(f"SELECT {columns} FROM event_log ORDER BY seq")
         ]
 
@@ -112,12 +112,13 @@ class World:
 
     def record_fact(self, contact, metric="Order Paid", value=None, currency=None, occurred_at=None):
         with postgres.connect(self.database.url) as conn, postgres.act_for_sync(conn, self.organization):
-            (fact,) = conn.execute(
+            row = conn.execute(
                 "SELECT record_contact_event(contact_id => %s, metric_name => %s, source => 'shopify', value => %s,"
                 " currency => %s, occurred_at => %s, external_event_id => %s)",
                 (contact, metric, value, currency, occurred_at, f"order_paid:{uuid4()}"),
             ).fetchone()
-        return fact
+        assert row is not None
+        return row[0]
 
     def summarise(self, contact, metric, count, first, last, totals=()):
         key = (1, self.organization, contact, metric)
@@ -217,7 +218,7 @@ def delivery_headers(row, target, generation, attempt):
 
 def latest(places):
     """The furthest place of each partition."""
-    furthest = {}
+    furthest: dict[tuple[str, int], int] = {}
     for topic, partition, offset in places:
         furthest[topic, partition] = max(offset, furthest.get((topic, partition), -1))
     return [(*place, offset) for place, offset in furthest.items()]
@@ -376,7 +377,7 @@ def test_what_an_aborted_transaction_wrote_is_not_there(world):
         world.topics.event(row.event_type),
         key=str(row.organization_id),
         value=schemas.encode(row),
-        headers=schemas.headers(row),
+        headers=dict(schemas.headers(row)),
     )
     producer.flush(30)
     producer.abort_transaction(30)
@@ -394,7 +395,7 @@ def test_patience_waits_for_a_row_that_is_on_its_way(world):
         world.topics.event(row.event_type),
         key=str(row.organization_id),
         value=schemas.encode(row),
-        headers=schemas.headers(row),
+        headers=dict(schemas.headers(row)),
     )
     producer.flush(30)
     from threading import Timer
