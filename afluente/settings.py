@@ -212,6 +212,12 @@ class LogSettings(Settings):
     level: LogLevel = Field(LogLevel.info, alias="LOG_LEVEL", description="debug, info, warning or error")
     format: LogFormat = Field(LogFormat.text, alias="LOG_FORMAT", description="text for people, json for machines")
 
+    heartbeat_file: str | None = Field(
+        None,
+        alias="AFLUENTE_HEARTBEAT_FILE",
+        description="its time is renewed every few seconds while the process's loop turns: liveness without a port",
+    )
+
     @field_validator("level", "format", mode="before")
     @classmethod
     def _lower(cls, value: Any) -> Any:
@@ -271,6 +277,23 @@ class OutboundSettings(Settings):
     )
 
     _parse = field_validator("allow_networks", mode="before")(_networks)
+
+
+class SenderSettings(Settings):
+    """The senders' APIs, asked for what a thin webhook points to. Not for a channel to set: we do the calling."""
+
+    nuvemshop_api_url: str = Field(
+        "https://api.nuvemshop.com.br/v1",
+        alias="AFLUENTE_NUVEMSHOP_API_URL",
+        description="base URL of the Nuvemshop API; the demo and tests name their stand-in",
+    )
+
+    @field_validator("nuvemshop_api_url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        if not value.startswith(("https://", "http://")):
+            raise ValueError("is not an http or https URL")
+        return value.rstrip("/")
 
 
 class BackoffSettings(Settings):
@@ -362,6 +385,7 @@ class WorkerSettings(Settings):
     environment: EnvironmentSettings
     secrets: SecretSettings
     outbound: OutboundSettings
+    senders: SenderSettings
     backoff: BackoffSettings
     runtime: RuntimeSettings
     registry: RegistrySettings

@@ -310,6 +310,7 @@ class BulkConsumer(Consumer):
     async def _show_offsets(self) -> None:
         while not self.should_stop:
             await self.sleep(DISPLAY_EVERY_S)
+            telemetry.heartbeat.beat()
             fences = dict(self.folding.sink.fences)
             if fences and fences != self._shown and self.flow_active and not self._must_seek:
                 await self._thread.call_thread(self._commit_for_display, fences)

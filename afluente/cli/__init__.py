@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -115,6 +116,8 @@ def _begin(
     from afluente.settings import LogSettings
 
     log = LogSettings.read(os.environ)
+    if log.heartbeat_file:
+        telemetry.heartbeat.to_file(Path(log.heartbeat_file))
     telemetry.configure("debug" if verbose else "warning" if quiet else log.level.value, log.format.value)
     try:
         faults.arm_from(os.environ)

@@ -14,9 +14,10 @@ from typing import Any, TextIO, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
+from afluente.telemetry import heartbeat
 from afluente.telemetry.redact import redact
 
-__all__ = ["bind", "configure", "get_logger"]
+__all__ = ["bind", "configure", "get_logger", "heartbeat"]
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 

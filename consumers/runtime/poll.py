@@ -28,7 +28,7 @@ from confluent_kafka import (
 )
 
 from afluente import faults
-from afluente.telemetry import get_logger
+from afluente.telemetry import get_logger, heartbeat
 from consumers.runtime.offsets import PartitionOffsets
 from consumers.runtime.records import Record
 
@@ -146,6 +146,7 @@ class Poller(threading.Thread):
 
     def _turn(self) -> None:
         self.turned_at = time.monotonic()
+        heartbeat.beat()
         self._take_finished()
         self._balance()
         self._fresh.clear()

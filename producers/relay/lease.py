@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import sql
 from afluente import postgres
-from afluente.telemetry import get_logger
+from afluente.telemetry import get_logger, heartbeat
 from producers.relay.errors import Superseded
 
 RENEW_EVERY_S = 2.0
@@ -47,6 +47,7 @@ class Lease:
         """Stand by until the lane is ours; False when `stop` was set first. `take_over` does not wait for the owner."""
         told: str | None = None
         while not stop.is_set():
+            heartbeat.beat()
             try:
                 owner = self._try(take_over)
             except psycopg.OperationalError as error:

@@ -30,7 +30,7 @@ from afluente import faults, postgres
 from afluente.clock import Clock, SystemClock
 from afluente.errors import Refused
 from afluente.settings import KafkaSettings
-from afluente.telemetry import get_logger, metrics
+from afluente.telemetry import get_logger, heartbeat, metrics
 from producers.relay import source as reading
 from producers.relay.cluster import Cluster, ClusterFacts
 from producers.relay.errors import PositionError, PositionRefused, SessionLost, Superseded, UndecidedError
@@ -116,6 +116,7 @@ class Relay:
         pause = ROUND_PAUSE_MIN_S
         try:
             while not self._stop.is_set():
+                heartbeat.beat()
                 confirmed = self._confirmed
                 try:
                     self._round(cluster, maintenance)
@@ -295,6 +296,7 @@ class Relay:
         if self._stopped_at is not None and time.monotonic() - self._stopped_at > STOP_GRACE_S:
             raise SessionLost("stopped before the work in hand was done")
         self._lease.renew()
+        heartbeat.beat()
 
     def _log_records(self, reports: Sequence[Report]) -> None:
         for record, partition, offset in reports:
