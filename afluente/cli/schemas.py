@@ -54,7 +54,8 @@ def generate(
 ) -> None:
     """Write the schemas that the models ask for and that are not committed yet, and the AsyncAPI document.
 
-    Published files are never changed: a compatible change of a model becomes a new version, any other is refused.
+    Published files are never changed: a compatible change of a model becomes a new version, any other is refused
+    (exit 3, nothing written).
 
     \b
     Examples:
@@ -67,16 +68,21 @@ def generate(
 
     from afluente.clock import SystemClock
     from schemas import asyncapi
+    from schemas.errors import IncompatibleSchema
     from schemas.generate import AVRO_DIRECTORY
     from schemas.generate import generate as generate_into
 
     now = SystemClock().now().replace(microsecond=0)
-    if dry_run:
-        with tempfile.TemporaryDirectory() as scratch:
-            copy = shutil.copytree(AVRO_DIRECTORY, Path(scratch) / "avro")
-            added = generate_into(copy, now)
-    else:
-        added = generate_into(AVRO_DIRECTORY, now)
+    try:
+        if dry_run:
+            with tempfile.TemporaryDirectory() as scratch:
+                added = generate_into(shutil.copytree(AVRO_DIRECTORY, Path(scratch) / "avro"), now)
+        else:
+            added = generate_into(AVRO_DIRECTORY, now)
+    except IncompatibleSchema as error:
+        say(f"nothing was written: {error}")
+        raise typer.Exit(Exit.FOUND) from None
+    if not dry_run:
         published.reload()
         document = asyncapi.render()
         committed = AVRO_DIRECTORY.parent / asyncapi.DOCUMENT_FILE

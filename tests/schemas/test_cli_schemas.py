@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from afluente.cli.schemas import app
-from schemas import published
+from schemas import catalogue, published
+from schemas.events import message
 from schemas.generate import AVRO_DIRECTORY
 
 
@@ -34,6 +35,20 @@ def test_generate_has_nothing_to_do(run):
         result = run(*arguments)
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout) == []
+    assert (AVRO_DIRECTORY / "ids.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("arguments", [["generate"], ["generate", "--dry-run"]])
+def test_generate_refuses_a_breaking_change(run, monkeypatch, arguments):
+    class Read(message.Read):
+        device: str
+
+    monkeypatch.setitem(catalogue.EVENTS, "message.read", Read)
+    before = (AVRO_DIRECTORY / "ids.json").read_bytes()
+    result = run(*arguments)
+    assert result.exit_code == 3
+    assert "message.read" in result.stderr
+    assert "device" in result.stderr
     assert (AVRO_DIRECTORY / "ids.json").read_bytes() == before
 
 
