@@ -21,8 +21,11 @@ from consumers.worker import Context, Delivery, RetryAfter
 from producers.ingest.normalize import facts as f
 from producers.ingest.normalize import normalize
 from producers.ingest.normalize.phone import BRAZIL
+from producers.ingest.sources.nuvemshop import REPEATABLE_ACTIONS
 
 _SQL = sql.queries("webhook_events")
+
+COLLAPSED_ACTIONS = tuple(f"/{action}" for action in sorted(REPEATABLE_ACTIONS))
 
 # Deliveries of one order come in any order: what needs the order waits for it, then is kept without its contact.
 ORDER_RUNS = 4

@@ -9,6 +9,7 @@ from consumers.worker import Worker
 
 REGISTRY: dict[str, str] = {
     "webhook-normalize-worker": "consumers.workers.webhook_normalize:WebhookNormalizeWorker",
+    "webhook-fetch-worker": "consumers.workers.webhook_fetch:WebhookFetchWorker",
     "webhook-dispatch-worker": "consumers.workers.webhook_dispatch:WebhookDispatchWorker",
 }
 

@@ -80,6 +80,15 @@ UPDATE webhook_events
  WHERE id = %(id)s
    AND organization_id = %(organization_id)s;
 
+-- name: failed_attempt
+-- The sender could not be asked; whether another try comes is the status.
+UPDATE webhook_events
+   SET status = %(status)s,
+       reason = %(reason)s,
+       attempts = attempts + 1
+ WHERE id = %(id)s
+   AND organization_id = %(organization_id)s;
+
 -- name: fetched_since
 -- Whether a resource was fetched after this webhook came, for another webhook of the same resource.
 SELECT 1
