@@ -35,6 +35,7 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, T
 from mode import Service
 
 from afluente import faults, telemetry
+from afluente.telemetry import metrics
 from streams.errors import Abandoned, Fenced, Unfit
 from streams.summaries.sink import Partition, Record, Sink, Written
 
@@ -50,6 +51,9 @@ RETRY_S = 0.5
 BEYOND_END_LOOKS = 6
 
 T = TypeVar("T")
+
+_folded = metrics.labels("afluente_stream_folded_total")
+_dead_letters = metrics.labels("afluente_stream_dead_letters_total")
 
 log = telemetry.get_logger(__name__)
 
@@ -260,6 +264,8 @@ class BulkConsumer(Consumer):
             # We read from the fences, so aiokafka has set the position back: the log no longer reaches it. Look
             # at the ends before anything is passed over in silence.
             self._must_seek = True
+        _folded.inc(written.facts)
+        _dead_letters.inc(written.dead_letters)
         if fetch:
             _say(written, fetch, self.folding.sink.generation, monotonic() - started)
 

@@ -15,10 +15,12 @@ import threading
 from types import FrameType
 from typing import Any
 
+import psycopg
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
+import sql
 from afluente import kafka as clients
-from afluente import telemetry
+from afluente import postgres, telemetry
 from afluente.errors import Unavailable
 from afluente.settings import KafkaSettings
 from streams import app as faust_app
@@ -49,6 +51,7 @@ def run(
     Unfit or Unavailable before anything is started when the set-up is not one to run with.
     """
     topic_id = check_topic(kafka, topic, partitions)
+    check_database(database_url)
     abandon = threading.Event()
     sink = Sink(
         database_url,
@@ -86,6 +89,21 @@ def check_topic(kafka: KafkaSettings, topic: str, partitions: int) -> str:
             hint="afluente topics plan",
         )
     return str(found.topic_id)
+
+
+def check_database(database_url: str) -> None:
+    """Unfit, or psycopg's UndefinedTable, when the summaries' tables are not there.
+
+    A server that is away is waited for later.
+    """
+    try:
+        with postgres.connect(database_url, application_name=faust_app.APP_ID, autocommit=True) as conn:
+            live = conn.execute(sql.queries("summaries")["live_generation"]).fetchone()
+    except psycopg.OperationalError as error:
+        log.warning("stream.retrying", error=str(error).strip())
+        return
+    if live is None:
+        raise Unfit("no generation of the summaries is live", hint="afluente migrate status")
 
 
 def stop_on_signals(loop: asyncio.AbstractEventLoop, within_s: float = STOP_WITHIN_S) -> asyncio.Event:

@@ -12,6 +12,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "afluente_relay_published_total": ("counter", ("topic",), "records committed to Kafka"),
     "afluente_worker_deliveries_total": ("counter", ("worker", "outcome"), "deliveries by outcome"),
     "afluente_stream_folded_total": ("counter", (), "contact events folded into summaries"),
+    "afluente_stream_dead_letters_total": ("counter", (), "records that could not be folded, and were kept"),
     "afluente_ingest_received_total": ("counter", ("source", "outcome"), "inbound webhooks by outcome"),
 }
 

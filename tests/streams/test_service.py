@@ -206,6 +206,12 @@ def test_another_number_of_partitions_is_refused(processes, topics):
     assert "has 3 partitions, but 6 are declared" in refused.stderr
 
 
+def test_a_database_that_is_not_migrated_is_refused(processes, topic, empty_database):
+    refused = processes.run("stream", "run", env={"DATABASE_URL": empty_database.url})
+    assert refused.returncode == 1
+    assert "afluente migrate up" in refused.stderr
+
+
 def test_a_fence_beyond_the_end_ends_it(stream, feed, topics, topic, database):
     feed.send(some_events(10))
     topic_id = check_topic(topics.settings, topic, 6)
