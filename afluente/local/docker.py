@@ -18,7 +18,7 @@ from afluente.local import process
 from afluente.local.errors import LocalError
 
 KAFKA_IMAGE = "apache/kafka:4.2.2"
-POSTGRES_IMAGE = "pgvector/pgvector:pg18"
+POSTGRES_IMAGE = "pgvector/pgvector:0.8.1-pg18"
 LABEL = "afluente.state"
 PROBE_TIMEOUT_S = 2
 START_TIMEOUT_S = 120.0
