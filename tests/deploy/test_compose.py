@@ -124,7 +124,7 @@ def test_data_is_on_volumes_where_the_images_keep_it(services):
     assert mount["target"] == "/var/lib/postgresql"
 
 
-PROCESSES = {
+PROCESSES: dict[str, type[settings.Settings]] = {
     "migrate": settings.MigrateSettings,
     "topics": settings.TopicsSettings,
     "relay": settings.RelaySettings,
