@@ -7,7 +7,9 @@ consecutive_failures, last_error, last_success_at, created_at`; enable gives `id
 
 from __future__ import annotations
 
+import getpass
 import os
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
@@ -140,6 +142,73 @@ def rotate_secret(
         secret = subscriptions.rotate_secret(conn, keyring, subscription, now=now, overlap=overlap)
     show({"id": subscription, "secret": secret, "old_valid_until": now + overlap}, format)
     say("the secret is not shown again")
+
+
+@app.command()
+def recover(
+    subscription: SubscriptionArgument,
+    since: Annotated[str, typer.Option("--since", help="what died since: ISO time, 2h, 3d, yesterday")],
+    limit: Annotated[int, typer.Option("--limit", min=1, help="at most so many, the newest first")] = 10_000,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be done, do nothing")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    reason: Annotated[str, typer.Option("--reason", help="why, for the audit log")] = "",
+    format: FormatOption = Format.text,
+) -> None:
+    """Deliver again what died for a subscription: the same delivery ids, the attempts counted on.
+
+    The subscription must be enabled. Exit 3 when nothing died since, 5 when some could not be given to the worker (see
+    `failed`). JSON keys: applied, count, ids, failed [{id, error}].
+
+    \b
+    Examples:
+      afluente webhook recover 0198c2a4-... --since 2h --dry-run
+      afluente webhook recover 0198c2a4-... --since 2026-11-29T20:00:00Z --yes
+    """
+    from datetime import UTC, datetime
+
+    from afluente import postgres
+    from afluente.cli.dlq import parse_time
+    from afluente.settings import KafkaSettings
+    from consumers import dead_letters
+    from consumers.outbound import subscriptions
+    from consumers.workers.webhook_dispatch import WebhookDispatchWorker
+
+    settings = _read()
+    kafka = KafkaSettings.read(os.environ)
+    now = datetime.now(UTC)
+    with postgres.connect(settings.postgres.dsn, application_name="afluente-webhook", autocommit=True) as conn:
+        subscriptions.require_enabled(conn, subscription)
+        wanted = dead_letters.Filter(
+            worker=WebhookDispatchWorker.name, target=str(subscription), since=parse_time(since, now), limit=limit
+        )
+        letters = dead_letters.find(conn, wanted)
+        if not letters:
+            say("nothing died for this subscription since then")
+            raise typer.Exit(Exit.FOUND)
+        if dry_run:
+            show(
+                {"applied": False, "count": len(letters), "ids": [letter.id for letter in letters], "failed": []},
+                format,
+            )
+            say("this was a dry run: nothing was done")
+            return
+        _agree(f"deliver {len(letters):,} dead letters of this subscription again?", yes)
+        done = dead_letters.reprocess(conn, kafka, letters, actor=getpass.getuser(), reason=reason, now=now)
+    show({"applied": True, "count": len(done.done), "ids": done.done, "failed": done.failed}, format)
+    if done.failed:
+        raise typer.Exit(Exit.PARTLY if done.done else Exit.FAILED)
+    say("next: afluente webhook subscriptions")
+
+
+def _agree(question: str, yes: bool) -> None:
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        say(f"{question} Nobody is there to answer: add --yes, or --dry-run to see them")
+        raise typer.Exit(Exit.USAGE)
+    if not typer.confirm(question, err=True):
+        say("nothing done")
+        raise typer.Exit(Exit.FAILED)
 
 
 def _read() -> SubscriptionSettings:

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from psycopg import Connection
+from psycopg.errors import ForeignKeyViolation
 from psycopg.rows import dict_row
 
 import sql
@@ -66,10 +67,13 @@ def create(
             raise BadSubscription(f"{event_type!r} is not an event type like lead.created")
         if event_type.startswith("webhook."):
             raise BadSubscription(f"{event_type} is never dispatched: it would feed itself")
-    row = conn.execute(
-        _SQL["create"],
-        {"organization_id": organization_id, "url": url, "event_types": wanted, "description": description},
-    ).fetchone()
+    try:
+        row = conn.execute(
+            _SQL["create"],
+            {"organization_id": organization_id, "url": url, "event_types": wanted, "description": description},
+        ).fetchone()
+    except ForeignKeyViolation:
+        raise BadSubscription(f"there is no organization {organization_id}") from None
     assert row is not None
     subscription_id: UUID = row[0]
     return subscription_id, _add_secret(conn, keyring, organization_id, subscription_id)
@@ -95,6 +99,14 @@ def enable(conn: Connection[Any], subscription_id: UUID) -> Enabled:
     found = _find(conn, subscription_id)
     conn.execute(_SQL["enable"], {"organization_id": found["organization_id"], "subscription_id": subscription_id})
     return Enabled(found["organization_id"], found["disabled_at"])
+
+
+def require_enabled(conn: Connection[Any], subscription_id: UUID) -> None:
+    """Raise BadSubscription unless it is there and enabled: whatever is delivered to a disabled one dies at once."""
+    if _find(conn, subscription_id)["disabled_at"] is not None:
+        raise BadSubscription(
+            f"subscription {subscription_id} is disabled", hint=f"afluente webhook enable {subscription_id}"
+        )
 
 
 def listed(conn: Connection[Any], organization_id: UUID | None = None) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -112,7 +112,7 @@ class Receiver:
             await self._changed.wait_for(lambda: endpoint.calls >= calls)
         return endpoint
 
-    async def __aenter__(self) -> "Receiver":
+    async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_post("/hooks/{name}", self._hook)
         app.router.add_put("/control/{name}", self._told)

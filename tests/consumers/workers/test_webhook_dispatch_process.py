@@ -1,6 +1,7 @@
 """webhook-dispatch-worker as its own process: records in, signed HTTP out, and what is left in Postgres and Kafka."""
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
@@ -37,6 +38,9 @@ class Dispatcher:
                 **env,
             },
         )
+
+    def run(self, *arguments):
+        return self.processes.run(*arguments, env={"AFLUENTE_SECRETS_KEY": self.key})
 
     def subscribe(self, url, event_types=("lead.created",)):
         with self.database.connect() as conn:
@@ -155,6 +159,28 @@ async def test_ten_failures_disable_and_every_waiting_delivery_becomes_a_dead_le
         assert {row.id for row in rows} == {
             row[0] for row in dispatcher.database.execute("SELECT event_id FROM event_delivery WHERE state = 'dead'")
         }
+        assert dispatcher.verify().findings == []
+
+        # The receiver is back: enabled, and recovered with the ids that it may have seen before.
+        receiver.endpoint("down").then = {"do": "answer"}
+        asked = ("webhook", "recover", down, "--since", "1h", "--yes", "--format", "json")
+        assert dispatcher.run(*asked).returncode == 1
+        enabled = dispatcher.run("webhook", "enable", down)
+        assert enabled.returncode == 0, enabled.stderr
+        recovered = dispatcher.run(*asked)
+        assert recovered.returncode == 0, recovered.stderr
+        assert json.loads(recovered.stdout)["count"] == 12
+        again = dispatcher.start()
+        await said(again, "worker.delivered", 12, target=str(down))
+        await asyncio.to_thread(again.terminate)
+        calls = receiver.endpoint("down").taken
+        assert len({call.delivery_id for call in calls}) == 12
+        assert len(calls) == 22
+        tried = [call.attempt for call in calls[10:] if call.delivery_id in {call.delivery_id for call in calls[:10]}]
+        assert tried
+        assert min(tried) == 2
+        assert dispatcher.states(down) == {"done": 12}
+        assert dispatcher.run(*asked).returncode == 3
         assert dispatcher.verify().findings == []
 
 
