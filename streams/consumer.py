@@ -253,8 +253,9 @@ class BulkConsumer(Consumer):
             self._must_seek = True
             return
         except Fenced as error:
+            rebalanced = self._must_seek or not self.flow_active
             self._must_seek = True
-            if self.flow_active:
+            if not rebalanced:
                 # Kafka has not told us of a rebalance, yet the partitions are another's: we were taken for dead.
                 log.error("stream.fenced", error=str(error))
                 self.folding.exit(70, str(error))

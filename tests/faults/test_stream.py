@@ -4,6 +4,8 @@ Exactness is compared row by row with the contact events that were sent. A point
 """
 
 import itertools
+import os
+import random
 import signal
 import time
 
@@ -230,3 +232,42 @@ def test_it_outlives_postgres(private_postgres, processes, topics, topic, feed, 
     assert summaries(database) == expected(feed.sent)
     assert worker.returncode is None
     database.close()
+
+
+def test_whatever_happens_in_whatever_order(stream, feed, fences, chunks, database):
+    """Members of three names start, die, stop and freeze while sessions are cut and events keep coming."""
+    seed = int(os.environ.get("AFLUENTE_TEST_SEED") or random.randrange(10**6))
+    print("AFLUENTE_TEST_SEED =", seed)
+    rng = random.Random(seed)
+    running = {}
+    admin = database.connect(role=None, autocommit=True)
+    for _ in range(14):
+        name = rng.choice("abc")
+        member = running.pop(name, None)
+        if member is None or member.returncode is not None:
+            running[name] = stream(name)
+            running[name].wait_for("stream.ready", timeout=90)
+        else:
+            match rng.choice(["kill", "terminate", "freeze", "cut"]):
+                case "kill":
+                    member.kill()
+                case "terminate":
+                    assert member.terminate() == 0
+                case "freeze":
+                    member.signal(signal.SIGSTOP)
+                    for chunk in itertools.islice(chunks, rng.randrange(1, 40)):
+                        feed.send(chunk)
+                    member.signal(signal.SIGCONT)
+                    running[name] = member
+                case "cut":
+                    admin.execute(
+                        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                        " WHERE datname = current_database() AND application_name LIKE 'afluente-stream%'"
+                    )
+                    running[name] = member
+        for chunk in itertools.islice(chunks, rng.randrange(1, 5)):
+            feed.send(chunk)
+    stream("d")
+    fences.wait_until_folded(timeout=120)
+    assert summaries(database) == expected(feed.sent)
+    assert database.execute("SELECT count(*) FROM stream_dead_letter") == [(0,)]
