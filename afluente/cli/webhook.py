@@ -106,7 +106,3 @@ async def _replay(dsn: str, keyring: Any, ids: list[UUID]) -> list[dict[str, Any
                 row["problem"] = str(problem)
             rows.append(row)
     return rows
-
-
-# What goes out to subscribers is a module of its own.
-app.registered_commands.extend(webhook_out.app.registered_commands)
