@@ -89,7 +89,7 @@ def emit(
 
     Raises EmitError and what is below it (`producers.errors`): before anything is sent, where the client can tell.
     """
-    parameters = _prepare(**_given(locals()))
+    parameters = checked(**_given(locals()))
     try:
         with conn.cursor(row_factory=scalar_row) as cursor:
             return _id(cursor.execute(_EMIT, parameters).fetchone())
@@ -117,7 +117,7 @@ async def emit_async(
     deliver_at: datetime | None = None,
 ) -> UUID:
     """`emit` on an asyncio connection."""
-    parameters = _prepare(**_given(locals()))
+    parameters = checked(**_given(locals()))
     try:
         async with conn.cursor(row_factory=scalar_row) as cursor:
             await cursor.execute(_EMIT, parameters)
@@ -137,7 +137,7 @@ def _id(value: Any) -> UUID:
     return value
 
 
-def _prepare(
+def checked(
     *,
     event_type: str,
     entity_kind: str,
@@ -153,7 +153,7 @@ def _prepare(
     causation: Causation | None,
     deliver_at: datetime | None,
 ) -> dict[str, Any]:
-    """Check everything that can be checked here; the parameters of the statement."""
+    """Check everything that can be checked here; the event as JSON texts, which are the parameters of the statement."""
     _check_name("event_type", event_type, _EVENT_TYPE, "lead.stage_changed")
     _check_name("entity_kind", entity_kind, _ENTITY_KIND, "lead")
     if deliver_at is not None and deliver_at.utcoffset() is None:

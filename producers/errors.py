@@ -11,16 +11,21 @@ EmitError (an AfluenteError)     nothing was written; `sqlstate` is the server's
 ├── TooLargeError                AF005  payload over 256 KiB, metadata over 16 KiB
 ├── IdempotencyKeyReusedError    AF006  the key named another event or payload before
 ├── UnknownOrganizationError     AF007  there is no such organization
-└── SealedMonthError             AF008  created_at lies in a month that is published and closed
+├── SealedMonthError             AF008  created_at lies in a month that is published and closed
+└── OwnedByTableError            (EventProducer) the event type is a table's to tell: emit it with the row
+
+NotDeliveredError (an Unavailable)  (EventProducer) events that are not known to be in their topics; `failed` says why
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
+from uuid import UUID
 
 import psycopg
 
-from afluente.errors import AfluenteError
+from afluente.errors import AfluenteError, Unavailable
 
 __all__ = [
     "EmitError",
@@ -28,6 +33,8 @@ __all__ = [
     "ForeignOrganizationError",
     "IdempotencyKeyReusedError",
     "NoOrganizationError",
+    "NotDeliveredError",
+    "OwnedByTableError",
     "PayloadError",
     "SealedMonthError",
     "TooLargeError",
@@ -78,6 +85,32 @@ class UnknownOrganizationError(EmitError):
 
 class SealedMonthError(EmitError):
     sqlstate = "AF008"
+
+
+class OwnedByTableError(EmitError):
+    """An event of this type tells of a row: a record without it would be a claim that nothing stands behind."""
+
+    def __init__(self, event_type: str, table: str) -> None:
+        super().__init__(
+            f"{event_type} tells of rows of {table} and is not produced directly",
+            hint="producers.emit (or emit_event in SQL), in the transaction that writes the row",
+        )
+        self.event_type = event_type
+        self.table = table
+
+
+class NotDeliveredError(Unavailable):
+    """`failed`: event id -> what the client said. They may be in their topics all the same: produce them again under
+    the
+    same ids."""
+
+    def __init__(self, failed: Mapping[UUID, str]) -> None:
+        first = next(iter(failed.items()))
+        super().__init__(
+            f"{len(failed)} events are not known to be in their topics, the first one {first[0]}: {first[1]}",
+            hint="produce them again under the same event_id",
+        )
+        self.failed = dict(failed)
 
 
 _BY_SQLSTATE: dict[str, type[EmitError]] = {
