@@ -1,11 +1,10 @@
 """Errors of the worker runtime and of the dead letters.
 
-    AfluenteError
-    └── Refused
-        ├── UnknownWorker       no worker of that name
-        └── BadWorker           a worker class that cannot run; the message says what to change
-    UndecodableRecord           (internal) the bytes of a record are no event: dead letter with its bytes
-    Superseded                  (internal) the claim of this run was taken over: nothing it did may be recorded
+AfluenteError
+└── Refused
+    ├── UnknownWorker       no worker of that name
+    └── BadWorker           a worker class that cannot run; the message says what to change
+UndecodableRecord           (internal) the bytes of a record are no event: dead letter with its bytes
 """
 
 from __future__ import annotations
@@ -38,7 +37,3 @@ class UndecodableRecord(Exception):
         self.error_class = error_class
         self.message = message
         super().__init__(f"{error_class}: {message}")
-
-
-class Superseded(Exception):
-    """Another process took this delivery over while it ran here."""

@@ -150,8 +150,9 @@ class Poller(threading.Thread):
         self._take_finished()
         self._balance()
         self._fresh.clear()
-        room = max(1, int((self._limits.bytes - self._bytes()) / self._average_bytes))
-        messages = self._consumer.consume(min(_CONSUME_RECORDS, room), _CONSUME_S)
+        count, size = self._in_hand()
+        room = min(self._limits.records - count, int((self._limits.bytes - size) / self._average_bytes))
+        messages = self._consumer.consume(max(1, min(_CONSUME_RECORDS, room)), _CONSUME_S)
         records = [record for message in messages if (record := self._read(message)) is not None]
         if records:
             self._deliver(records)
@@ -231,14 +232,15 @@ class Poller(threading.Thread):
                 place.records -= 1
                 place.bytes -= record.size
 
-    def _bytes(self) -> int:
-        return sum(place.bytes for place in self._places.values() if not place.waits)
+    def _in_hand(self) -> tuple[int, int]:
+        """Records and bytes in hand, but for those that are read ahead of their due time."""
+        places = [place for place in self._places.values() if not place.waits]
+        return sum(place.records for place in places), sum(place.bytes for place in places)
 
     def _balance(self) -> None:
         """Pause what is over its limit, let go on what is under half of it."""
         limits, draining = self._limits, self._draining.is_set()
-        running = [place for place in self._places.values() if not place.waits]
-        count, size = sum(place.records for place in running), self._bytes()
+        count, size = self._in_hand()
         over = draining or count >= limits.records or size >= limits.bytes
         under = not draining and count <= limits.records / 2 and size <= limits.bytes / 2
         pause: list[Place] = []

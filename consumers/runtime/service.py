@@ -20,7 +20,7 @@ import os
 import re
 import socket
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -38,6 +38,7 @@ from afluente.clock import Clock
 from afluente.postgres import act_for
 from afluente.settings import KafkaSettings
 from afluente.telemetry import get_logger
+from consumers import workers
 from consumers.errors import BadWorker, UndecodableRecord
 from consumers.runtime import records, retry
 from consumers.runtime.context import HandlerContext
@@ -178,6 +179,7 @@ class WorkerService:
         self._called: list[_Called] = []
         self._breaks: dict[tuple[UUID, str], list[BaseException]] = defaultdict(list)
         self._months: set[tuple[int, int]] = set()
+        self._months_line: dict[Place, deque[tuple[Record, Event, RetryMark | None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._batches = 0
         self._recording = False
@@ -247,7 +249,7 @@ class WorkerService:
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             raise BadWorker(
                 f"{self.name} needs topics that do not exist: {', '.join(missing[:3])}{more}",
-                hint="afluente topics apply",
+                hint=f"afluente topics apply --worker {workers.spelling(type(self.worker))}",
             )
 
     def source_topics(self) -> list[str]:
@@ -380,8 +382,11 @@ class WorkerService:
             self._poller.finish(record)
             return
         month = (event.created_at.year, event.created_at.month)
-        if month not in self._months:
-            self._spawn(record, self._check_month(record, event, mark))
+        if month not in self._months or record.place in self._months_line:
+            if record.place not in self._months_line:
+                self._months_line[record.place] = deque()
+                self._spawn(None, self._check_months(record.place))
+            self._months_line[record.place].append((record, event, mark))
             return
         self._route(record, event, mark)
 
@@ -433,26 +438,42 @@ class WorkerService:
             except TimeoutError:
                 pass
 
-    async def _check_month(self, record: Record, event: Event, mark: RetryMark | None) -> None:
-        """Deliveries are kept by the month of the event: the month must have its partition."""
+    async def _check_months(self, place: Place) -> None:
+        """Deliveries are kept by the month of the event: the month must have its partition.
+
+        What comes after on the same partition waits in line, or a key's later event would overtake an earlier one.
+        """
+        line = self._months_line[place]
+        try:
+            while line and place.alive:
+                record, event, mark = line.popleft()
+                if (refused := await self._make_month(event)) is None:
+                    self._route(record, event, mark)
+                else:
+                    place.running += 1
+                    await self._undecodable(record, *refused)
+                    place.running -= 1
+                    self._check_revoking()
+        finally:
+            del self._months_line[place]
+
+    async def _make_month(self, event: Event) -> tuple[str, str] | None:
+        """See that the event's month has its partition; (error class, error) for an event that gets none."""
         now, month = self._clock.now(), event.created_at.date().replace(day=1)
+        if (month.year, month.month) in self._months:
+            return None
+        when = event.created_at.isoformat()
         if event.created_at < now - _OLDEST_MONTH:
-            what = f"event of {event.created_at.isoformat()}: its month's deliveries are gone; replay it with --again"
-            await self._undecodable(record, "TooOld", what)
-            return
+            return "TooOld", f"event of {when}: its month's deliveries are gone; replay it with --again"
         if event.created_at > now + _NEWEST:
-            await self._undecodable(
-                record, "InTheFuture", f"event of {event.created_at.isoformat()}, which is yet to come"
-            )
-            return
+            return "InTheFuture", f"event of {when}, which is yet to come"
 
         async def ensure(conn: Connection) -> None:
             await conn.execute("SELECT afluente.ensure_partitions(%s, %s)", (month, month))
 
         await self._transaction(ensure)
         self._months.add((month.year, month.month))
-        if record.place.alive:
-            self._route(record, event, mark)
+        return None
 
     # Targets
 

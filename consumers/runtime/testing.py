@@ -98,9 +98,9 @@ async def run(
             "rejected" if isinstance(error, (Reject, *worker.policy.reject_on)) else "failed"
         )
         if isinstance(worker, ExternalWorker):
-            try:
-                async with conn.transaction(), act_for(conn, event.organization_id):
+            async with conn.transaction(), act_for(conn, event.organization_id):
+                try:
                     await worker.failed(delivery, prepared, error, context(next_attempt_at))
-            except Reject as rejected:
-                return Ran("rejected", rejected)
+                except Reject as rejected:
+                    return Ran("rejected", rejected)  # what it wrote before it raised stays, as at work
         return Ran(outcome, error)

@@ -8,7 +8,7 @@ import pytest
 from afluente.clock import SystemClock
 from afluente.postgres import pool_async
 from consumers.runtime.service import Options, WorkerService
-from tests.consumers.runtime.support import effect_table
+from tests.consumers.runtime.support import create_topics, effect_table
 from tests.fixtures.signals import Signals
 
 OPTIONS = {"commit_interval_s": 0.1, "drain_s": 10.0, "held_recheck_s": 0.2, "renew_s": 0.5, "takeover_s": 3.0}
@@ -53,7 +53,7 @@ def running(database, topics, effects_table):
 
     @asynccontextmanager
     async def start(worker, *, clock=None, random=lambda: 0.5, **options):
-        topics.create_worker(worker.name)
+        create_topics(topics, worker.name)
         signals = Signals()
         stop, stop_now = asyncio.Event(), asyncio.Event()
         async with pool_async(database.url, max_size=6, application_name=f"test {worker.name}") as pool:

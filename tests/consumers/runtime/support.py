@@ -1,13 +1,28 @@
 """Records of events as the relay would produce them, an effect table, and looking at what came of it."""
 
 import json
+import threading
+import time
 from datetime import UTC, datetime
-from uuid import UUID, uuid4
+from uuid import uuid4
+
+from confluent_kafka import TopicPartition
 
 import schemas
 from afluente import kafka as clients
 
 MESSAGE = {"direction": "in", "conversation_id": "c-1", "contact_id": "p-1", "body": "oi", "waha_message_id": "w-1"}
+
+
+PARTITIONS = 3
+
+
+def create_topics(topics, *workers, families=()):
+    """The topics of these workers and of messages, and no others: making all that there are takes seconds."""
+    names = [*families] or [topics.event("message.received")]
+    for worker in workers:
+        names += [*topics.retries(worker), topics.dead_letter(worker)]
+    topics.create(*names, partitions=PARTITIONS)
 
 
 def row(organization_id, event_type="message.received", entity_id=None, payload=None, created_at=None, metadata=None):
@@ -93,19 +108,16 @@ def states(database, worker):
 
 def delivery(database, worker, event_id, target=""):
     """One delivery's row as a dict."""
-    columns = "state, attempts, generation, claim, claimed_by, next_attempt_at, error_class, last_error, first_failure_at, dead_offset, kept_value IS NOT NULL AS kept, key"
-    names = [part.split(" AS ")[-1].strip() for part in columns.split(",")]
     found = database.execute(
-        f"SELECT {columns} FROM event_delivery WHERE worker = %s AND event_id = %s AND target = %s",
+        """SELECT to_jsonb(d), d.next_attempt_at, d.kept_value IS NOT NULL FROM event_delivery d
+            WHERE worker = %s AND event_id = %s AND target = %s""",
         [worker, event_id, target],
     )
-    return dict(zip(names, found[0], strict=True)) if found else None
+    return found[0][0] | {"next_attempt_at": found[0][1], "kept": found[0][2]} if found else None
 
 
 def lag(topics, worker, names):
     """Committed offsets against the ends that a read_committed reader sees: what `kafka-consumer-groups` calls lag."""
-    from confluent_kafka import TopicPartition
-
     consumer = clients.consumer(topics.settings, worker)
     try:
         total = 0
@@ -119,5 +131,21 @@ def lag(topics, worker, names):
         consumer.close()
 
 
-def uuid_of(text):
-    return UUID(str(text))
+def reset(topics, worker, names):
+    """Put the group back to the beginning of its topics. No member may be running."""
+    consumer = clients.consumer(topics.settings, worker)
+    offsets = []
+    for name in names:
+        partitions = consumer.list_topics(name, timeout=10).topics[name].partitions
+        offsets += [TopicPartition(name, partition, 0) for partition in partitions]
+    consumer.commit(offsets=offsets, asynchronous=False)
+    consumer.close()
+
+
+def until(condition, timeout=20.0):
+    """Ask the servers again and again until the answer is yes. For what nobody signals; not in the event loop."""
+    deadline = time.monotonic() + timeout
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s"
+        pause.wait(0.05)

@@ -16,7 +16,7 @@ def record(headers=(), topic="events.message"):
 
 
 def test_headers_after_the_eighth_attempt_have_the_names_of_the_first_and_bounded_sizes():
-    headers = [("ce_id", b"1"), ("traceparent", b"00-x"), ("seq", b"7")]
+    headers: records.Headers = [("ce_id", b"1"), ("traceparent", b"00-x"), ("seq", b"7")]
     origin = records.origin_of(record(headers))
     names = None
     for attempt in range(2, 10):

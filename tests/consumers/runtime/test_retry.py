@@ -72,5 +72,5 @@ def test_a_burst_in_one_tier_is_spread_over_the_jitter():
     "wrong", [{"attempts": 0}, {"jitter": 1.5}, {"backoff_s": ()}, {"timeout_s": 0}, {"concurrency": 0}]
 )
 def test_a_policy_that_cannot_work_is_refused(wrong):
-    with pytest.raises(ValueError, match="policy|jitter|positive"):
+    with pytest.raises(ValueError, match=r"policy|jitter|positive"):
         Policy(**wrong)
