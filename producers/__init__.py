@@ -1,6 +1,22 @@
-"""Events into Kafka. A service that has a Postgres transaction needs `emit` and nothing else."""
+"""Events into Kafka. A service that has a Postgres transaction needs `emit` and nothing else.
+
+`EventProducer`, for those that have none, is loaded when it is asked for: `emit` needs no Kafka client.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from producers.emit import Causation, emit, emit_async
 from producers.errors import EmitError
 
-__all__ = ["Causation", "EmitError", "emit", "emit_async"]
+if TYPE_CHECKING:
+    from producers.event_producer import EventProducer
+
+__all__ = ["Causation", "EmitError", "EventProducer", "emit", "emit_async"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "EventProducer":
+        from producers.event_producer import EventProducer
+
+        return EventProducer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,8 @@
 """EventProducer on a real broker: its records are the relay's, less the seq; what it may not produce, it does not."""
 
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime
 from decimal import Decimal
 from uuid import UUID, uuid4
@@ -207,3 +209,8 @@ def test_more_than_the_queue_holds_waits_and_loses_nothing(topics):
         ]
     found = [schemas.decode(record.value()).id for record in topics.records(topics.event("acme.thing_done"))]
     assert found == ids
+
+
+def test_emit_alone_loads_no_kafka_client():
+    asked = "import sys, producers; assert 'confluent_kafka' not in sys.modules; from producers import EventProducer"
+    subprocess.run([sys.executable, "-c", asked], check=True)
