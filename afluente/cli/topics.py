@@ -23,7 +23,10 @@ from schemas.topics import TopicSpec, declared
 app = typer.Typer(help="The topics that must exist: one declaration, compared with a cluster.", no_args_is_help=True)
 
 WorkerOption = Annotated[
-    list[str] | None, typer.Option("--worker", help="only this worker's topics beside the common ones; may be repeated")
+    list[str] | None,
+    typer.Option(
+        "--worker", help="only this worker's topics beside the common ones: its name, or module:Class; may be repeated"
+    ),
 ]
 
 _COLUMNS = ["topic", "kind", "setting", "declared", "found", "note"]
@@ -143,13 +146,10 @@ def show_(
 
 def _read(workers: list[str] | None) -> tuple[Any, list[TopicSpec]]:
     from afluente.settings import TopicsSettings
-    from consumers.workers import REGISTRY
+    from consumers.workers import REGISTRY, load
 
     settings = TopicsSettings.read(os.environ)
-    unknown = sorted(set(workers or ()) - set(REGISTRY))
-    if unknown:
-        raise typer.BadParameter(f"no worker {', '.join(unknown)}; there are {', '.join(sorted(REGISTRY))}")
-    names = workers or list(REGISTRY)
+    names = [load(worker).name for worker in workers or REGISTRY]
     return settings, declared(settings.environment.environment.value, names, settings.kafka.topic_prefix)
 
 

@@ -66,8 +66,8 @@ def start_kafka(state: Path) -> Container:
 def start_postgres(state: Path) -> Container:
     """The database server of this state folder, created or started again."""
     port, password = process.free_ports(1)[0], secrets.token_urlsafe(24)
-    environment = {"POSTGRES_USER": "afluente", "POSTGRES_PASSWORD": password, "POSTGRES_DB": "postgres"}
-    address = f"postgresql://afluente:{password}@127.0.0.1:{port}/postgres"
+    environment = {"POSTGRES_USER": "postgres", "POSTGRES_PASSWORD": password, "POSTGRES_DB": "postgres"}
+    address = f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres"
     return _start(state, "postgres", POSTGRES_IMAGE, environment, 5432, port, address)
 
 

@@ -29,7 +29,8 @@ from afluente.local import cache, process
 from afluente.local.errors import LocalError, Missing
 from afluente.local.process import Ticket
 
-LOGIN = "afluente"
+# Not "afluente": a login and a schema of one name would catch every table made without saying where.
+LOGIN = "postgres"
 SYSTEM_USER = "afluente-pg"
 SHARED_CACHE = Path("/var/cache/afluente")
 SHARED_DATA = Path("/var/lib/afluente")

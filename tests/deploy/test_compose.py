@@ -144,7 +144,7 @@ def test_each_process_can_read_its_settings(name, ours):
     if hasattr(read, "kafka"):
         assert read.kafka.bootstrap_servers == "kafka:9094"
     if hasattr(read, "postgres"):
-        assert read.postgres.dsn == "postgresql://afluente:pw@postgres:5432/afluente"
+        assert read.postgres.dsn == "postgresql://postgres:pw@postgres:5432/afluente"
 
 
 def test_the_environment_holds_our_settings_and_nothing_else(ours):
