@@ -14,6 +14,7 @@ itself, so of any number of rivals one lives.
 
 from __future__ import annotations
 
+import math
 import secrets
 import socket
 import threading
@@ -32,7 +33,7 @@ from afluente.errors import Refused
 from afluente.settings import KafkaSettings
 from afluente.telemetry import get_logger, heartbeat, metrics
 from producers.relay import source as reading
-from producers.relay.cluster import Cluster, ClusterFacts
+from producers.relay.cluster import REQUEST_TIMEOUT_S, Cluster, ClusterFacts
 from producers.relay.errors import PositionError, PositionRefused, SessionLost, Superseded, UndecidedError
 from producers.relay.lease import Lease
 from producers.relay.position import ALL_SLOTS, LAYOUT, Entry, Identity, Position, lane_key
@@ -49,6 +50,7 @@ DEFERRED_EVERY_S = 0.2
 REPORT_EVERY_S = 1.0
 ROUND_PAUSE_MIN_S, ROUND_PAUSE_MAX_S = 0.05, 1.0
 STOP_GRACE_S = 5.0  # for the chunk in hand; the position makes it safe to give it up
+WATCH_EVERY_S = 10.0
 MAINTENANCE_EVERY_S = 300.0
 PARTITIONS_EVERY_S = 24 * 3600.0
 
@@ -112,14 +114,14 @@ class Relay:
 
     def _rounds(self) -> None:
         cluster = Cluster(self._kafka_settings, self._topics)
-        maintenance = _Maintenance(self._postgres_url)
+        background = _Background(self._postgres_url, cluster)
         pause = ROUND_PAUSE_MIN_S
         try:
             while not self._stop.is_set():
                 heartbeat.beat()
                 confirmed = self._confirmed
                 try:
-                    self._round(cluster, maintenance)
+                    self._round(cluster, background)
                 except (Superseded, PositionRefused, UndecidedError, PositionError, Refused):
                     raise
                 except psycopg.ProgrammingError:
@@ -133,10 +135,10 @@ class Relay:
                     _log.warning("relay.session_lost", lane=self._name, error=_words(error), again_in_s=pause)
                     self._stop.wait(pause)
         finally:
-            maintenance.stop()
+            background.stop()
             cluster.close()
 
-    def _round(self, cluster: Cluster, maintenance: _Maintenance) -> None:
+    def _round(self, cluster: Cluster, background: _Background) -> None:
         """One session: 1. where are we, 2. fence, 3. all decided?, 4. position, 5. ours?, 6. claim, 7. publish."""
         self._heartbeat()
         session: Session | None = None
@@ -178,14 +180,15 @@ class Relay:
                 t1=entry.t1,
             )
             # 7
-            self._publish(session, source, facts, position, maintenance)
+            background.begin(facts)
+            self._publish(session, source, facts, position, background)
         finally:
             if session is not None:
                 session.discard()
             source.close()
 
     def _publish(
-        self, session: Session, source: Source, facts: ClusterFacts, position: Position, maintenance: _Maintenance
+        self, session: Session, source: Source, facts: ClusterFacts, position: Position, background: _Background
     ) -> None:
         entry = position.entries[0]
         written_at = deferred_at = time.monotonic()
@@ -196,7 +199,7 @@ class Relay:
             if (now := time.monotonic()) - deferred_at >= DEFERRED_EVERY_S:
                 source.release_due()
                 deferred_at = now
-            if maintenance.attend(entry):
+            if background.attend(entry):
                 source.refresh_unsealed()
 
             began = time.monotonic()
@@ -338,47 +341,79 @@ class _Tally:
             self._reported_at = time.monotonic()
 
 
-class _Maintenance:
-    """A thread that makes the months ahead and seals those that are over: both may wait for a lock."""
+class _Background:
+    """A thread for what may take long: it looks whether the cluster is still the one that the session began with, makes
+    the months ahead, and seals those that are over (both may wait for a lock)."""
 
-    def __init__(self, postgres_url: str) -> None:
-        self._url = postgres_url
+    def __init__(self, postgres_url: str, cluster: Cluster) -> None:
+        self._url, self._cluster = postgres_url, cluster
+        self._expected: ClusterFacts | None = None
         self._entry: Entry | None = None
         self._sealed = threading.Event()
+        self._changed: str | None = None
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="relay-background", daemon=True)
+
+    def begin(self, facts: ClusterFacts) -> None:
+        """A session begins with these facts."""
+        self._expected, self._changed = facts, None
+        if not self._thread.is_alive() and not self._stop.is_set():
+            self._thread.start()
 
     def attend(self, entry: Entry) -> bool:
-        """Note the position; True once after months were sealed."""
+        """Note the position; True once after months were sealed. Raises SessionLost when the cluster has changed."""
         self._entry = entry
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="relay-maintenance", daemon=True)
-            self._thread.start()
+        if self._changed is not None:
+            raise SessionLost(f"the cluster is no longer as it was: {self._changed}")
         if self._sealed.is_set():
             self._sealed.clear()
             return True
         return False
 
     def stop(self) -> None:
+        """End the thread, which may be inside a call of the cluster: close that only afterwards."""
         self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(REQUEST_TIMEOUT_S)
 
     def _run(self) -> None:
-        partitions_at: float | None = None
+        maintained_at = partitions_at = -math.inf
         while not self._stop.is_set():
-            try:
-                with postgres.connect(self._url, application_name="afluente-relay-months", autocommit=True) as conn:
-                    if partitions_at is None or time.monotonic() - partitions_at >= PARTITIONS_EVERY_S:
-                        made = reading.ensure_partitions(conn)
-                        partitions_at = time.monotonic()
-                        if made:
-                            _log.info("relay.partitions_made", count=made)
-                    entry = self._entry
-                    if entry is not None and (sealed := reading.seal_months(conn, entry)):
-                        _log.info("relay.months_sealed", count=sealed)
-                        self._sealed.set()
-            except psycopg.Error as error:
-                _log.warning("relay.maintenance_failed", error=_words(error))
-            self._stop.wait(MAINTENANCE_EVERY_S)
+            now = time.monotonic()
+            if now - maintained_at >= MAINTENANCE_EVERY_S:
+                maintained_at = now
+                if self._maintain(partitions=now - partitions_at >= PARTITIONS_EVERY_S):
+                    partitions_at = now
+            self._stop.wait(WATCH_EVERY_S)
+            self._watch()
+
+    def _watch(self) -> None:
+        expected = self._expected
+        if expected is None or self._stop.is_set():
+            return
+        try:
+            if self._cluster.facts() != expected and self._expected is expected:
+                self._changed = "topics or their settings"
+        except Refused as error:
+            self._changed = str(error)
+        except Exception as error:
+            # Away: the session finds out by itself.
+            _log.debug("relay.watch_failed", error=_words(error))
+
+    def _maintain(self, *, partitions: bool) -> bool:
+        """True when it went well."""
+        try:
+            with postgres.connect(self._url, application_name="afluente-relay-months", autocommit=True) as conn:
+                if partitions and (made := reading.ensure_partitions(conn)):
+                    _log.info("relay.partitions_made", count=made)
+                entry = self._entry
+                if entry is not None and (sealed := reading.seal_months(conn, entry)):
+                    _log.info("relay.months_sealed", count=sealed)
+                    self._sealed.set()
+        except psycopg.Error as error:
+            _log.warning("relay.maintenance_failed", error=_words(error))
+            return False
+        return True
 
 
 def _log_dead_letter(record: Record) -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from confluent_kafka import KafkaException, Producer
 
+from afluente.errors import Unavailable
 from producers.relay import cluster as module
 from producers.relay.cluster import Cluster
 from producers.relay.errors import SessionLost, UndecidedError
@@ -101,7 +102,7 @@ def test_an_end_that_is_not_reached_is_an_error_and_not_an_old_position(cluster,
     other.begin_transaction()
     other.produce(topics.positions, b"{}", b"relay-1-7", partition=0)
     assert other.flush(10) == 0
-    with pytest.raises(module.Unavailable, match="a transaction in it is open"):
+    with pytest.raises(Unavailable, match="a transaction in it is open"):
         cluster.read_position(0, "relay-1-0", nothing)
     other.abort_transaction(30)
 

@@ -1,12 +1,17 @@
 """A position is used only where it belongs: anything else is refused with words, before the first wrong record."""
 
+import threading
+import time
+
 import pytest
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import ConfigEntry, ConfigResource, NewTopic, ResourceType
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from afluente import kafka as clients
 from afluente.errors import Refused
+from producers.relay import service
 from producers.relay.errors import PositionError, PositionRefused
+from producers.relay.service import Relay
 from schemas.topics import POSITIONS_PARTITIONS
 from tests.fixtures.postgres import clone
 from tests.producers.relay.oracle import Writers
@@ -23,22 +28,40 @@ def published(database, topics, writers, reader):
 
 
 def run_until_it_ends(topics, database):
-    with relay_of(topics, database) as relay:
-        relay._stop.wait(30)
+    relay = Relay(topics.settings, database.url)
+    patience = threading.Timer(30, relay.stop)
+    patience.start()
+    try:
+        relay.run()
+    finally:
+        patience.cancel()
 
 
 def recreate(topics, name, partitions, config):
+    """Delete a topic and make it again; returns when the broker's own view is the new one."""
     admin = clients.admin(topics.settings)
-    admin.delete_topics([name], operation_timeout=30)[name].result(60)
-    wanted = NewTopic(name, partitions, 1, config=config)
-    for _ in range(100):  # the broker forgets the old one in its own time
+
+    def described():
         try:
-            admin.create_topics([wanted])[name].result(30)
-            return
+            return admin.describe_topics(TopicCollection([name]))[name].result(10)
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
-    raise AssertionError(f"{name} is still there")
+            return None
+
+    before = str(described().topic_id)
+    admin.delete_topics([name], operation_timeout=30)[name].result(60)
+    wait_until(lambda: described() is None)
+    admin.create_topics([NewTopic(name, partitions, 1, config=config)], operation_timeout=30)[name].result(60)
+    wait_until(lambda: (now := described()) is not None and str(now.topic_id) != before)
+
+
+def wait_until(condition, timeout=30.0):
+    """The broker's view follows the controller's by itself, and says nothing when it has."""
+    waiting, deadline = threading.Event(), time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        waiting.wait(0.05)
 
 
 def test_another_database_is_refused(published, topics, postgres, template):
@@ -57,6 +80,18 @@ def test_a_topic_made_anew_is_refused(published, topics, database, writers):
         run_until_it_ends(topics, database)
     ((owner,),) = database.execute("SELECT instance FROM afluente.relay_lane")
     assert owner is None
+
+
+def test_a_topic_made_anew_under_a_running_relay_is_noticed(published, topics, database, monkeypatch):
+    monkeypatch.setattr(service, "WATCH_EVERY_S", 0.2)
+
+    def recreate_under_it():
+        with relay_of(topics, database) as thread:
+            recreate(topics, topics.family("lead"), 6, {})
+            thread.join(30)
+
+    with pytest.raises(PositionRefused, match="was deleted and made anew"):
+        recreate_under_it()
 
 
 def test_a_position_that_is_gone_is_not_taken_for_a_beginning(published, topics, database, writers):
@@ -87,7 +122,10 @@ def test_positions_that_would_expire_are_refused(published, topics, database):
     resource = ConfigResource(
         ResourceType.TOPIC, topics.positions, incremental_configs=[_set("cleanup.policy", "delete")]
     )
-    clients.admin(topics.settings).incremental_alter_configs([resource])[resource].result(10)
+    admin = clients.admin(topics.settings)
+    admin.incremental_alter_configs([resource])[resource].result(10)
+    asked = ConfigResource(ResourceType.TOPIC, topics.positions)
+    wait_until(lambda: admin.describe_configs([asked])[asked].result(10)["cleanup.policy"].value == "delete")
     with pytest.raises(Refused, match=r"cleanup\.policy=delete"):
         run_until_it_ends(topics, database)
 
@@ -107,6 +145,4 @@ def test_the_same_place_is_accepted_again(published, topics, database, writers):
 
 
 def _set(name, value):
-    from confluent_kafka.admin import AlterConfigOpType
-
     return ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)

@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 import pytest
 
 import schemas
-from producers.relay import records
 from producers.relay.records import BY_KEY, record_of
 from schemas import Row
-from schemas.topics import Topics, partition_of
+from schemas.topics import SPREAD, Topics, partition_of
 
 TOPICS = Topics("p.")
 LIMITS = dict.fromkeys([*TOPICS.families(), TOPICS.relay_dead_letter], 1_048_588)
@@ -34,7 +33,7 @@ def test_a_row_goes_to_its_family_under_its_organization():
 
 
 def test_a_row_of_a_spread_organization_goes_to_the_partition_of_its_entity(monkeypatch):
-    monkeypatch.setitem(records.SPREAD, str(ORGANIZATION), 3)
+    monkeypatch.setitem(SPREAD, str(ORGANIZATION), 3)
     record = record_of(row(), TOPICS, LIMITS, PARTITIONS)
     assert record.partition == partition_of(ORGANIZATION, 6, uuid.UUID(int=1))
 
