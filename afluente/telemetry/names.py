@@ -20,6 +20,7 @@ EVENTS: dict[str, str] = {
     "relay.partitions_made": "monthly partitions were made ahead",
     "relay.months_sealed": "months that are over and published are sealed",
     "relay.maintenance_failed": "partitions or seals could not be made; tried again in a few minutes",
+    "relay.watch_failed": "debug: the cluster did not answer the look for topics made anew",
     "relay.stopped": "the relay has ended",
     # worker
     "worker.ready": "the worker has its first assignment",
