@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from uuid import uuid4
 
 from confluent_kafka import TopicPartition
@@ -15,6 +16,7 @@ MESSAGE = {"direction": "in", "conversation_id": "c-1", "contact_id": "p-1", "bo
 
 
 PARTITIONS = 3
+ROOT = Path(__file__).parents[3]  # where `tests` is found by the commands
 
 
 def create_topics(topics, *workers, families=()):

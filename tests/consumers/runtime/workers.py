@@ -3,6 +3,7 @@
 import asyncio
 import os
 
+from afluente.telemetry import get_logger
 from consumers import BatchWorker, ExternalWorker, Policy, Reject, TransactionalWorker
 
 RECEIVED = frozenset({"message.received"})
@@ -66,4 +67,20 @@ class Caller(ExternalWorker):
 
     async def record(self, delivery, result, ctx):
         assert result == "called"
+        await write_effect(ctx.connection, delivery)
+
+
+class Patient(ExternalWorker):
+    """Says that it calls, then waits for a file to appear."""
+
+    name = "patient-worker"
+    event_types = RECEIVED
+    policy = Policy(timeout_s=60)
+
+    async def call(self, delivery, prepared):
+        get_logger(__name__).info("test.calling", event_id=str(delivery.event.id))
+        while not os.path.exists(os.environ["GATE"]):
+            await asyncio.sleep(0.05)
+
+    async def record(self, delivery, result, ctx):
         await write_effect(ctx.connection, delivery)
