@@ -56,11 +56,12 @@ SELECT id, parent_id, organization_id, channel_id, source, topic, verification, 
    FOR UPDATE;
 
 -- name: handled
--- One organization's part with its bytes: its own, or those of the POST when it is the whole of it.
+-- One organization's part with its bytes: its own, or those of the POST when it is the whole of it. A POST that is
+-- shared with others is not seen by the organization, hence the outer join.
 SELECT c.id, c.channel_id, c.source, c.topic, c.status, c.subject, c.fetched_at, c.headers, c.received_at,
        COALESCE(c.raw_body, p.raw_body) AS raw_body, ch.mode, ch.settings, ch.external_id
   FROM webhook_events c
-  JOIN webhook_events p
+  LEFT JOIN webhook_events p
     ON p.id = c.parent_id
   JOIN channels ch
     ON ch.organization_id = c.organization_id

@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, NoReturn
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_DECIMAL = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{0,20})?\Z")
 
 
 class Malformed(Exception):
@@ -67,11 +69,11 @@ class Document:
             return None
         if isinstance(value, int | Decimal):
             number = Decimal(value)
-        elif isinstance(value, str) and len(value) <= 40 and value.strip().lstrip("+-").replace(".", "", 1).isdecimal():
+        elif isinstance(value, str) and _DECIMAL.match(value.strip()):
             number = Decimal(value.strip())
         else:
             return None
-        return number if number.is_finite() and number.adjusted() < 15 else None
+        return number if number.is_finite() and -15 < number.adjusted() < 15 else None
 
     def flag(self, name: str) -> bool:
         """Whether the field is there and true."""

@@ -1,0 +1,280 @@
+"""Every sample of the four senders ends in a named outcome: asserted values, or kept or passed over on purpose.
+
+The samples lie beside the repository, in ../shared/samples, and are read where they lie. A machine that has only the
+repository has no samples to read: there the table itself is still held against its own rules.
+"""
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from producers.ingest.normalize import facts as f
+from producers.ingest.normalize import normalize
+from schemas.contact_events import METRICS, metric_of
+from schemas.events.contact_event import PROPERTIES
+
+SAMPLES = Path(__file__).resolve().parents[5] / "shared" / "samples"
+SENDERS = {"shopify": "shopify", "stripe": "stripe", "nuvemshop": "nuvemshop", "whatsapp_cloud": "whatsapp"}
+RECEIVED = datetime(2026, 11, 29, 12, tzinfo=UTC)
+
+ORDER = "820982911946154508"
+CARLA = ["115310627314723954", "+5562980030003", "carla.nogueira@example.com"]
+
+# Sample -> status, reason, and what is asserted of its facts: (kind of fact, name, value, currency), in order.
+EXPECTED = {
+    # Shopify, on a test channel: these are its test deliveries, one body under every topic
+    "shopify/app_uninstalled": ("processed", "channel_uninstalled", [("ChannelUninstalled",)]),
+    "shopify/carts_create": ("ignored", "not_about_a_contact:carts/create", []),
+    "shopify/carts_update": ("ignored", "not_about_a_contact:carts/update", []),
+    "shopify/checkouts_create": ("processed", "checkout_started", [("checkout_started:123123123", "421.88", "USD")]),
+    "shopify/checkouts_update": ("processed", "checkout_started", [("checkout_started:123123123", "421.88", "USD")]),
+    "shopify/customers_create": (
+        "processed", "customer_created", [("customer_created:706405506930370084", None, None)]),
+    "shopify/customers_update": ("processed", "customer_updated", []),
+    "shopify/customers_data_request": ("processed", "privacy_access", [("access", "9999")]),
+    "shopify/customers_redact": ("processed", "privacy_redact", [("redact", "redact:191167:2026-11-29")]),
+    "shopify/fulfillments_create": ("processed", "shipment_created", [("shipment_created:123456", None, None)]),
+    "shopify/order_transactions_create": ("ignored", "not_about_a_contact:order_transactions/create", []),
+    "shopify/orders_create": (
+        "processed", "order_placed", [("OrderState", ORDER, "359.97"), (f"order_placed:{ORDER}", "359.97", "USD")]),
+    "shopify/orders_paid": (
+        "processed", "order_paid", [("OrderState", ORDER, "359.97"), (f"order_paid:{ORDER}", "359.97", "USD")]),
+    "shopify/orders_cancelled": (
+        "processed", "order_cancelled",
+        [("OrderState", ORDER, "359.97"), (f"order_cancelled:{ORDER}", "359.97", "USD")]),
+    "shopify/orders_fulfilled": (
+        "processed", "order_fulfilled",
+        [("OrderState", ORDER, "359.97"), (f"order_fulfilled:{ORDER}", "359.97", "USD")]),
+    "shopify/products_create": ("ignored", "not_about_a_contact:products/create", []),
+    "shopify/refunds_create": ("processed", "order_refunded", [("order_refunded:890088186047892319", "85.00", "USD")]),
+    "shopify/with_headers/checkouts_create": (
+        "processed", "checkout_started", [("checkout_started:123123123", "421.88", "USD")]),
+    "shopify/with_headers/customers_create": (
+        "processed", "customer_created", [("customer_created:706405506930370084", None, None)]),
+    "shopify/with_headers/orders_create": (
+        "processed", "order_placed", [("OrderState", ORDER, "388.00"), (f"order_placed:{ORDER}", "388.00", "USD")]),
+    "shopify/with_headers/orders_paid": (
+        "processed", "order_paid", [("OrderState", ORDER, "388.00"), (f"order_paid:{ORDER}", "388.00", "USD")]),
+    # Stripe, in test mode
+    "stripe/charge.dispute.closed": ("ignored", "dispute_not_lost", []),
+    "stripe/charge.dispute.created": ("ignored", "dispute_not_lost", []),
+    "stripe/charge.failed": ("ignored", "not_paid", []),
+    "stripe/charge.refunded": (
+        "processed", "order_refunded", [("order_refunded:ch_Tk60iryACbyVPku2irYcq0Gp:100", "1.00", "USD")]),
+    "stripe/charge.succeeded": ("ignored", "twin_of_the_checkout_or_invoice", []),
+    "stripe/checkout.session.async_payment_succeeded.brl_boleto": (
+        "processed", "order_paid", [("order_paid:pi_1PgafyB7WZ01zgkWSjxsAJo3", "297.90", "BRL")]),
+    "stripe/checkout.session.completed.brl_paid": (
+        "processed", "order_paid", [("order_paid:pi_1PgafyB7WZ01zgkWSjxsAJo3", "297.90", "BRL")]),
+    "stripe/checkout.session.completed": (
+        "processed", "order_paid", [("order_paid:pi_ORLPD0m3cSyteir10bnWDIRW", "30.00", "USD")]),
+    "stripe/customer.created": ("processed", "customer_created", [("customer_created:cus_oWzx4X64Froxpc", None, None)]),
+    "stripe/customer.deleted": ("ignored", "deleted_at_the_source", []),
+    "stripe/customer.subscription.created": (
+        "processed", "subscription_created", [("subscription_created:sub_pc69MEABzpCNrwvUTScK7033", None, None)]),
+    "stripe/customer.subscription.deleted": (
+        "processed", "subscription_cancelled", [("subscription_cancelled:sub_pc69MEABzpCNrwvUTScK7033", None, None)]),
+    "stripe/customer.subscription.trial_will_end": ("ignored", "subscription_changed", []),
+    "stripe/customer.subscription.updated": ("ignored", "subscription_changed", []),
+    "stripe/customer.updated": ("processed", "customer_updated", []),
+    "stripe/invoice.paid": ("processed", "order_paid", [("order_paid:pi_U9wABYcLZjCUr6FC3yYByHk9", "20.00", "USD")]),
+    "stripe/invoice.paid.new_api_shape": (
+        "processed", "order_paid", [("order_paid:in_1Pgc6tB7WZ01zgkWu9fdqL6I", "99.90", "BRL")]),
+    "stripe/invoice.payment_failed": ("ignored", "not_paid", []),
+    "stripe/payment_intent.canceled": ("ignored", "not_paid", []),
+    "stripe/payment_intent.payment_failed": ("ignored", "not_paid", []),
+    "stripe/payment_intent.succeeded": ("ignored", "twin_of_the_checkout_or_invoice", []),
+    "stripe/price.created": ("ignored", "not_about_a_contact", []),
+    "stripe/product.created": ("ignored", "not_about_a_contact", []),
+    # amount_total 0 and amount_paid 0: a trial buys nothing
+    "stripe/with_headers/checkout.session.completed.subscription_mode": ("processed", "checkout_subscription", []),
+    "stripe/with_headers/invoice.paid": ("processed", "nothing_paid", []),
+    "stripe/with_headers/customer.created": (
+        "processed", "customer_created", [("customer_created:cus_NSPHp4fOlXGw8P", None, None)]),
+    "stripe/with_headers/customer.subscription.created": (
+        "processed", "subscription_created", [("subscription_created:sub_1MhUZrE0b6fckueSZfQ2Ytz6", None, None)]),
+    # Nuvemshop: thin ones with the sample's resource
+    "nuvemshop/app_uninstalled": ("processed", "channel_uninstalled", [("ChannelUninstalled",)]),
+    "nuvemshop/customers_data_request": ("processed", "privacy_access", [("access", "456")]),
+    "nuvemshop/customers_redact": ("processed", "privacy_redact", [("redact", "redact:1:2026-11-29")]),
+    "nuvemshop/order_created": (
+        "processed", "order_created",
+        [("OrderState", "450789469", "58.00"), ("nuvemshop.order_created",),
+         ("order_placed:450789469", "58.00", "USD")]),
+    # the resource says pending and open: it has the last word
+    "nuvemshop/order_paid": ("processed", "order_no_longer_paid", [("OrderState", "450789469", "58.00")]),
+    "nuvemshop/order_cancelled": ("processed", "order_no_longer_cancelled", [("OrderState", "450789469", "58.00")]),
+    "nuvemshop/order_updated": ("processed", "order_updated", [("OrderState", "450789469", "58.00")]),
+    "nuvemshop/product_created": ("processed", "product_synced", [("ProductSynced", "87219151", "created")]),
+    "nuvemshop/product_updated": ("processed", "product_synced", [("ProductSynced", "87219151", "updated")]),
+    "nuvemshop/resource_order_pending": (
+        "processed", "order_created",
+        [("OrderState", "450789469", "58.00"), ("nuvemshop.order_created",),
+         ("order_placed:450789469", "58.00", "USD")]),
+    "nuvemshop/resource_customer": ("processed", "customer_created", [("customer_created:101", None, None)]),
+    "nuvemshop/resource_abandoned_checkout": (
+        "processed", "cart_abandoned",
+        [("CartAbandoned", "411335234", 29135), ("checkout_abandoned:411335234", "291.35", "BRL")]),
+    # WhatsApp: (kind of fact, type or status, text)
+    "whatsapp_cloud/batch_two_entries_two_numbers": (
+        "processed", "message+status",
+        [("text", "hi everyone!"), ("text", "Good afternoon"), ("delivered",), ("image", None)]),
+    "whatsapp_cloud/button_quick_reply": ("processed", "message", [("button", "SIM")]),
+    "whatsapp_cloud/interactive_button_reply": ("processed", "message", [("interactive", "title")]),
+    "whatsapp_cloud/interactive_list_reply": ("processed", "message", [("interactive", "title")]),
+    "whatsapp_cloud/message_audio_voice": ("processed", "message", [("audio", None)]),
+    "whatsapp_cloud/message_contacts": ("processed", "message", [("contacts", "Person Ok")]),
+    "whatsapp_cloud/message_contacts_three": (
+        "processed", "message", [("contacts", "Chandler Bing, Monica, Rachel Green")]),
+    "whatsapp_cloud/message_document": ("processed", "message", [("document", None)]),
+    "whatsapp_cloud/message_edited": ("processed", "edit", [("edited", "Updated image caption")]),
+    "whatsapp_cloud/message_forwarded_many_times": ("processed", "message", [("text", "text forwarded many times")]),
+    "whatsapp_cloud/message_image": ("processed", "message", [("image", None)]),
+    "whatsapp_cloud/message_image_with_url": ("processed", "message", [("image", None)]),
+    "whatsapp_cloud/message_location": ("processed", "message", [("location", None)]),
+    "whatsapp_cloud/message_location_named": ("processed", "message", [("location", "Facebook HQ")]),
+    "whatsapp_cloud/message_order_catalog": ("processed", "message", [("order", None)]),
+    "whatsapp_cloud/message_reaction": ("processed", "reaction", [("reaction", "👍")]),
+    "whatsapp_cloud/message_reaction_removed": ("processed", "reaction", [("reaction", None)]),
+    "whatsapp_cloud/message_referral_ctwa_ad": ("processed", "message", [("text", "BODY")]),
+    "whatsapp_cloud/message_reply": ("processed", "message", [("text", "replied text")]),
+    "whatsapp_cloud/message_revoked": ("processed", "revoke", [("revoked", None)]),
+    "whatsapp_cloud/message_sticker": ("processed", "message", [("sticker", None)]),
+    "whatsapp_cloud/message_text": ("processed", "message", [("text", "hi everyone!")]),
+    "whatsapp_cloud/message_text_with_user_id": ("processed", "message", [("text", "Body Text")]),
+    "whatsapp_cloud/message_unsupported": ("processed", "message", [("unsupported", None)]),
+    "whatsapp_cloud/message_video_caption": ("processed", "message", [("video", "hello world")]),
+    "whatsapp_cloud/phone_number_quality_update": ("ignored", "about_the_account:phone_number_quality_update", []),
+    "whatsapp_cloud/status_sent": ("processed", "status", [("sent",)]),
+    "whatsapp_cloud/status_delivered": ("processed", "status", [("delivered",)]),
+    "whatsapp_cloud/status_read": ("processed", "status", [("read",)]),
+    "whatsapp_cloud/status_played": ("processed", "status", [("played",)]),
+    "whatsapp_cloud/status_failed_131047_reengagement": ("processed", "status", [("failed", "131047", False)]),
+    "whatsapp_cloud/system_phone_number_change": ("processed", "number_changed", [("NumberChanged", "+5511900010099")]),
+    "whatsapp_cloud/user_preferences_resume": ("processed", "preference", [("Preference", True)]),
+    "whatsapp_cloud/user_preferences_signup": ("processed", "preference", [("Preference", True)]),
+}  # fmt: skip
+
+
+def described(fact):
+    """What EXPECTED says of a fact."""
+    match fact:
+        case f.ContactEvent():
+            value = None if fact.value is None else str(fact.value)
+            return (fact.external_id, value, fact.currency)
+        case f.OrderState():
+            return ("OrderState", fact.external_id, str(fact.total))
+        case f.OrderEvent():
+            return (fact.event_type,)
+        case f.CartAbandoned():
+            return ("CartAbandoned", fact.cart_id, fact.value_minor)
+        case f.ProductSynced():
+            return ("ProductSynced", fact.product_id, fact.action)
+        case f.PrivacyRequest():
+            return (fact.request_type, fact.request_id)
+        case f.IncomingMessage():
+            return (fact.kind, fact.body)
+        case f.MessageChange():
+            return (fact.kind, fact.content.get("body", fact.content.get("emoji")))
+        case f.MessageStatus():
+            return (fact.status, fact.error_code, fact.retryable) if fact.error_code else (fact.status,)
+        case f.NumberChanged():
+            return ("NumberChanged", fact.new_identity.value)
+        case f.Preference():
+            return ("Preference", fact.granted)
+        case f.ChannelUninstalled():
+            return ("ChannelUninstalled",)
+    raise AssertionError(fact)
+
+
+def found():
+    """Names of the samples that lie here."""
+    return sorted(
+        str(path.relative_to(SAMPLES).with_suffix(""))
+        for sender in SENDERS
+        for path in (SAMPLES / sender).rglob("*.json")
+    )
+
+
+def read(name):
+    """A sample's topic, headers, body and resource, as the receiver and the fetch would have them."""
+    document = json.loads((SAMPLES / f"{name}.json").read_text())
+    headers = {}
+    if "with_headers/" in name:
+        headers, document = document["headers"], document["body"]
+    sender, stem = name.split("/")[0], name.split("/")[-1]
+    resource = None
+    if sender == "shopify":
+        first, _, rest = stem.partition("_")
+        topic = "order_transactions/create" if stem.startswith("order_tr") else f"{first}/{rest}"
+        topic = headers.get("x-shopify-topic", topic)
+    elif sender == "stripe":
+        topic = document["type"]
+    elif sender == "nuvemshop":
+        topic = document.get("event") or stem.replace("_", "/", 1)
+        topics = {"resource_order_pending": "order/created", "resource_customer": "customer/created"}
+        topics["resource_abandoned_checkout"] = "checkout/abandoned"
+        if stem in topics:
+            topic, resource = topics[stem], document
+        elif topic.startswith("order/"):
+            resource = json.loads((SAMPLES / "nuvemshop/resource_order_pending.json").read_text())
+    else:
+        topic = "messages"
+    return topic, headers, json.dumps(document).encode(), resource
+
+
+def outcome(name, test_channel=True):
+    topic, headers, body, resource = read(name)
+    context = f.Context(
+        topic=topic, received_at=RECEIVED, test_channel=test_channel, resource=resource, fetched=resource is not None
+    )
+    return normalize(SENDERS[name.split("/")[0]], body, headers, context)
+
+
+def test_table_names_every_sample_that_lies_here():
+    assert set(found()) <= set(EXPECTED)
+    assert not SAMPLES.exists() or set(EXPECTED) == set(found())
+
+
+@pytest.mark.parametrize("name", found())
+def test_sample_ends_in_its_named_outcome(name):
+    result = outcome(name)
+    assert (result.status, result.reason, [described(fact) for fact in result.facts]) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", found())
+def test_facts_of_a_sample_fit_the_catalogue(name):
+    for fact in outcome(name).facts:
+        if not isinstance(fact, f.ContactEvent):
+            continue
+        assert fact.event_type or fact.metric
+        assert len(fact.external_id) <= 255
+        assert fact.occurred_at.tzinfo is not None
+        if fact.metric is not None:
+            assert fact.metric in METRICS
+        if fact.event_type is not None:
+            assert fact.metric == metric_of(fact.event_type)
+            model = PROPERTIES[fact.event_type].model_validate(dict(fact.properties))
+            # nothing slipped past the declared names but what has no place there
+            assert set(model.model_extra or {}) <= {"subscriptionId"}
+        assert fact.value is None or isinstance(fact.value, Decimal)
+
+
+@pytest.mark.parametrize("name", [n for n in found() if n.startswith("shopify/") and "order" in n])
+def test_test_orders_of_shopify_do_not_count_on_a_live_channel(name):
+    body = json.loads(read(name)[2])
+    if body.get("test") is True:
+        assert outcome(name, test_channel=False).reason == "test_delivery"
+
+
+@pytest.mark.parametrize("name", [n for n in found() if n.startswith("stripe/")])
+def test_test_mode_of_stripe_does_not_count_on_a_live_channel(name):
+    assert outcome(name, test_channel=False).reason == "test_mode_event"
+
+
+@pytest.mark.parametrize("name", [n for n in found() if "/orders_" in n and "with_headers" not in n])
+def test_order_names_its_buyer_with_the_ninth_digit(name):
+    assert [identity.value for identity in outcome(name).person.identities] == CARLA
