@@ -8,7 +8,7 @@ from producers.relay.service import Options, Relay
 
 @contextmanager
 def relay_of(topics, database, **options):
-    """A relay publishing `database` to `topics`; gives its thread. What ended it before its time is raised at the end."""
+    """A relay publishing `database` to `topics`; gives its thread. What ended it early is raised at the end."""
     relay = Relay(topics.settings, database.url, Options(**options))
     ended = []
 
