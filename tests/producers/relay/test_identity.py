@@ -93,7 +93,7 @@ def test_a_topic_made_anew_under_a_running_relay_is_noticed(published, topics, d
             thread.join(30)
 
     # It may look between the two.
-    with pytest.raises(Refused, match="was deleted and made anew|does not exist"):
+    with pytest.raises(Refused, match=r"was deleted and made anew|does not exist"):
         recreate_under_it()
 
 
