@@ -63,15 +63,16 @@ CREATE TABLE event_delivery (
     PRIMARY KEY (event_created_at, worker, event_id, target),
     CHECK (state <> 'waiting' OR next_attempt_at IS NOT NULL),
     CHECK (state <> 'blocked' OR (kept_value IS NOT NULL AND block_order IS NOT NULL)),
-    CHECK (kept_value IS NULL OR state IN ('waiting', 'blocked')),
+    CHECK (kept_value IS NULL OR state IN ('waiting', 'blocked', 'dead')),  -- dead: until the dead-letter topic has it
     CHECK (claimed_by IS NULL OR state = 'claimed'),
     CHECK ((finished_at IS NOT NULL) = (state IN ('done', 'skipped', 'dead', 'discarded')))
 ) PARTITION BY RANGE (event_created_at);
 COMMENT ON TABLE event_delivery IS 'What one worker has done with one event for one target.';
 COMMENT ON COLUMN event_delivery.event_created_at IS 'The event''s created_at, from the record, never the clock: a late duplicate must meet its row.';
 
--- Serves: what is due among the deliveries that wait in Postgres.
-CREATE INDEX event_delivery_kept ON event_delivery (worker, next_attempt_at) WHERE state = 'waiting' AND kept_value IS NOT NULL;
+-- Serves: what is due among the deliveries that wait in Postgres, and what died while it waited there.
+CREATE INDEX event_delivery_kept ON event_delivery (worker, next_attempt_at)
+    WHERE state IN ('waiting', 'dead') AND kept_value IS NOT NULL;
 -- Serves: what of this key is in front of me, and who comes next.
 CREATE INDEX event_delivery_key ON event_delivery (worker, key, block_order) WHERE state IN ('claimed', 'waiting', 'blocked');
 -- Serves: the claims of a process that is gone.

@@ -169,15 +169,16 @@ UPDATE event_delivery
    AND state = 'dead';
 
 -- name: due_kept
--- What waits in Postgres and is due, locked until it is produced. Another member takes other rows.
+-- What waits in Postgres and is due, and what died while it waited: its record comes back, and becomes a dead letter.
+-- Locked until it is produced. Another member takes other rows.
 SELECT d.event_created_at, d.event_id, d.target, d.organization_id, d.attempts, d.generation, d.next_attempt_at,
        d.kept_key, d.kept_value, d.kept_headers, d.first_failure_at, d.error_class, d.last_error,
        d.origin_topic, d.origin_partition, d.origin_offset
   FROM event_delivery d
  WHERE d.worker = %(worker)s
-   AND d.state = 'waiting'
+   AND d.state IN ('waiting', 'dead')
    AND d.kept_value IS NOT NULL
-   AND d.next_attempt_at <= %(now)s
+   AND (d.state = 'dead' OR d.next_attempt_at <= %(now)s)
  ORDER BY d.next_attempt_at
  LIMIT %(limit)s
    FOR UPDATE SKIP LOCKED;
@@ -275,16 +276,13 @@ UPDATE event_delivery d
 RETURNING d.key;
 
 -- name: reject_waiting
--- The other deliveries of a target that wait become dead letters; those with their bytes here keep no bytes: the
--- dead-letter record is made when their retry record comes due, or from the event log.
+-- The other deliveries of a target that wait are dead. The dead-letter record is made when their retry record comes due;
+-- what waits here, with its bytes, is given back for it by `due_kept`.
 UPDATE event_delivery
    SET state = 'dead',
        next_attempt_at = NULL,
        error_class = 'Reject',
        last_error = %(reason)s,
-       kept_key = NULL,
-       kept_value = NULL,
-       kept_headers = NULL,
        block_order = NULL,
        finished_at = clock_timestamp(),
        updated_at = clock_timestamp()
@@ -411,6 +409,9 @@ UPDATE event_delivery d
 -- name: discard
 UPDATE event_delivery d
    SET state = 'discarded',
+       kept_key = NULL,
+       kept_value = NULL,
+       kept_headers = NULL,
        finished_at = clock_timestamp(),
        updated_at = clock_timestamp()
   FROM jsonb_to_recordset(%(items)s::jsonb) AS input (

@@ -184,6 +184,23 @@ async def test_ten_failures_disable_and_every_waiting_delivery_becomes_a_dead_le
         assert dispatcher.verify().findings == []
 
 
+async def test_what_waits_for_hours_is_a_dead_letter_too_when_its_subscription_goes_off(dispatcher):
+    async with receiver_of(dispatcher, "a") as receiver:
+        subscription = receiver.subscriptions["a"]
+        receiver.order(
+            "a", {"do": "answer", "status": 429, "retry_after": "20000"}, then={"do": "answer", "status": 410}
+        )
+        dispatcher.publish()
+        process = dispatcher.start(AFLUENTE_BACKOFF_SCALE="1")
+        await said(process, "worker.retried", target=str(subscription))
+        dispatcher.publish()
+        await asyncio.to_thread(arrived, dispatcher.topics, dispatcher.topics.dead_letter(WORKER), 2)
+        await asyncio.to_thread(process.terminate)
+        assert dispatcher.states(subscription) == {"dead": 2}
+        assert receiver.endpoint("a").calls == 2
+        assert dispatcher.verify().findings == []
+
+
 async def test_killed_between_call_and_record_the_same_delivery_is_sent_again(dispatcher):
     async with receiver_of(dispatcher, "a") as receiver:
         (row,) = dispatcher.publish()
