@@ -34,9 +34,9 @@ EVENTS: dict[str, str] = {
     "worker.handed_back": "a stop handed back what was claimed and not finished (`count`)",
     "worker.targets_failed": "the targets of an event could not be fixed; tried again",
     "worker.failed_hook_failed": "a worker's `failed` raised; the attempt is recorded without it",
-    "worker.records_expired": "records were deleted by retention before they were read; replay the events to this worker",
+    "worker.records_expired": "retention deleted records before they were read; replay the events to this worker",
     "worker.kafka_error": "the Kafka client reports an error it recovers from (one line a minute for each kind)",
-    "worker.kafka_away": "a retry or dead-letter record could not be produced; tried again, its source is not committed",
+    "worker.kafka_away": "a retry or dead-letter record could not be produced; tried again, its source uncommitted",
     "worker.commit_failed": "offsets could not be committed at the end; their records come again and are known",
     "worker.postgres_away": "Postgres is away; the same transaction is tried again",
     # stream
@@ -57,7 +57,4 @@ EVENTS: dict[str, str] = {
     "ingest.stored": "a webhook is stored, with one event for each organization it belongs to (`count`)",
     "ingest.refused": "a webhook was not taken; `reason` says why",
     "ingest.unavailable": "a webhook could not be stored; the sender was told to try again",
-    # local stack
-    "local.started": "an embedded server answers",
-    "local.stopped": "an embedded server has ended",
 }

@@ -1,5 +1,7 @@
 """The file's time says when the loop last turned, and is touched no more often than that needs."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from afluente.telemetry import heartbeat
@@ -18,7 +20,7 @@ def test_without_a_file_a_beat_does_nothing(tmp_path):
 
 def test_a_beat_makes_the_file_and_renews_it_when_it_is_due(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
     path = tmp_path / "beat"
     heartbeat.to_file(path)
     heartbeat.beat()

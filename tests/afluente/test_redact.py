@@ -3,7 +3,9 @@
 import io
 import json
 import logging
+import re
 import uuid
+from pathlib import Path
 
 import pytest
 import structlog
@@ -103,5 +105,17 @@ def test_what_libraries_log_is_one_event_and_masked(lines):
     assert line["message"] == f"cannot reach {MASK}"
 
 
-def test_every_event_name_has_its_meaning():
+LOGGED = re.compile(r'(?:\blog|_log|logger|get_logger\([^)]*\))\.(?:debug|info|warning|error|exception)\(\s*"([^"]+)"')
+
+
+def test_every_event_that_is_logged_is_in_the_table_with_its_meaning():
+    root = Path(__file__).parents[2]
+    logged = {
+        name: path
+        for package in ("schemas", "sql", "afluente", "producers", "consumers", "streams")
+        for path in (root / package).rglob("*.py")
+        for name in LOGGED.findall(path.read_text())
+    }
+    assert len(logged) > 10
+    assert {name: str(path) for name, path in logged.items() if name not in EVENTS} == {}
     assert all(name.count(".") >= 1 and meaning for name, meaning in EVENTS.items())
