@@ -368,7 +368,9 @@ def emit_raw(conn, organization, text):
     try:
         conn.execute("SELECT emit_event_for(%s, 'a.b', 'a', NULL, %s)", [organization, text])
     except psycopg.Error as error:
-        raise translate(error) from error
+        typed = translate(error)
+        assert typed is not None
+        raise typed from error
 
 
 @pytest.mark.parametrize("text", ["\\u0000", "\\ud800"])

@@ -4,8 +4,8 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
-import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 import sql
 
@@ -25,7 +25,7 @@ def organization(database):
 def emit(conn, organization, event_type="lead.created", entity=None, **metadata):
     return conn.execute(
         "SELECT emit_event_for(%s, %s, %s, %s, '{}', %s)",
-        [organization, event_type, event_type.partition(".")[0], entity, psycopg.types.json.Jsonb(metadata)],
+        [organization, event_type, event_type.partition(".")[0], entity, Jsonb(metadata)],
     ).fetchone()[0]
 
 
@@ -83,7 +83,7 @@ def test_all_of_request_x_in_order(owner, organization):
     first = emit(owner, organization, request_id="x")
     audit = owner.execute(
         "INSERT INTO audit_logs (organization_id, action, metadata) VALUES (%s, 'member.invited', %s) RETURNING id",
-        [organization, psycopg.types.json.Jsonb({"request_id": "x", "trace_id": "t"})],
+        [organization, Jsonb({"request_id": "x", "trace_id": "t"})],
     ).fetchone()[0]
     last = emit(owner, organization, "lead.updated", request_id="x", trace_id="t")
     found = ask(owner, "event_log", "request", request_id="x")

@@ -6,9 +6,9 @@ Where spec.md departs from a seed on purpose, the line here is what takes its pl
 import uuid
 from datetime import UTC, datetime
 
-import psycopg
 import pytest
 from psycopg import errors
+from psycopg.types.json import Jsonb
 
 from tests.sql.rows import Planter
 
@@ -248,7 +248,7 @@ def test_metadata_has_the_seeds_keys(conn, planter):
         given = dict.fromkeys(keys, "x") | {"schema_version": "1.0.0"}
         conn.execute(
             "SELECT emit_event_for(%s, 'lead.created', 'lead', NULL, '{}', %s)",
-            [organization, psycopg.types.json.Jsonb(given)],
+            [organization, Jsonb(given)],
         )
         (found,) = conn.execute("SELECT metadata FROM event_log ORDER BY seq DESC LIMIT 1").fetchone()
         assert set(found) == keys | {"emitted_at"}
