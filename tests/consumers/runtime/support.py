@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 import schemas
 from afluente import kafka as clients
@@ -151,3 +152,14 @@ def until(condition, timeout=20.0):
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout} s"
         pause.wait(0.05)
+
+
+def short_sessions(topics, *workers):
+    """A killed member is missed after 3 s: KIP-848 keeps the session time with the broker, for each group."""
+    admin = clients.admin(topics.settings)
+    values = {"consumer.session.timeout.ms": "3000", "consumer.heartbeat.interval.ms": "500"}
+    for worker in workers:
+        entries = [ConfigEntry(k, v, incremental_operation=AlterConfigOpType.SET) for k, v in values.items()]
+        group = ConfigResource(ResourceType.GROUP, topics.settings.group_id(worker), incremental_configs=entries)
+        for future in admin.incremental_alter_configs([group]).values():
+            future.result(20)

@@ -59,7 +59,7 @@ class Caller(ExternalWorker):
         if path := os.environ.get("CALLS_FILE"):
             with open(path, "a") as calls:
                 calls.write(delivery.idempotency_key + "\n")
-        await asyncio.sleep(0)
+        await asyncio.sleep(float(os.environ.get("CALL_S", "0")))
         body = str(delivery.payload.get("body"))
         if body == "fail" or (body.startswith("fail ") and delivery.attempt <= int(body[5:])):
             raise RuntimeError(f"attempt {delivery.attempt} fails")
