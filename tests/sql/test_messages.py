@@ -11,13 +11,22 @@ import pytest
 from psycopg import errors
 
 from afluente import postgres
+from tests.fixtures.postgres import clone
 
 START = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
 
+@pytest.fixture(scope="module")
+def database(postgres, template):
+    """One for all: every test has an organization of its own in it."""
+    with clone(postgres, template) as database:
+        yield database
+
+
 @pytest.fixture
 def conn(database):
-    return database.connect(autocommit=True)
+    with database.connect(autocommit=True) as conn:
+        yield conn
 
 
 @pytest.fixture
@@ -190,7 +199,7 @@ def test_one_conversation_is_open_for_a_contact_on_a_channel(conn, organization,
     again = "INSERT INTO conversations (organization_id, contact_id) VALUES (%s, %s)"
     with pytest.raises(errors.UniqueViolation):
         conn.execute(again, [organization, conversation[1]])
-    conn.execute("UPDATE conversations SET status = 'resolved', resolved_at = now()")
+    conn.execute("UPDATE conversations SET status = 'resolved', resolved_at = now() WHERE id = %s", [conversation[0]])
     conn.execute(again, [organization, conversation[1]])
 
 
@@ -201,11 +210,16 @@ def test_a_conversation_follows_from_its_messages_and_is_rebuilt_to_the_same(
     random.Random(7).shuffle(moments)
     for at in moments:
         message(conn, organization, conversation, "in" if at.minute % 3 == 0 else "out", at=at)
-    shown = "SELECT message_count, first_message_at, last_message_at, last_inbound_at FROM conversations"
+    shown = (
+        "SELECT message_count, first_message_at, last_message_at, last_inbound_at FROM conversations"
+        f" WHERE id = '{conversation[0]}'"
+    )
     expected = (20, START, START + timedelta(minutes=19), START + timedelta(minutes=18))
     assert conn.execute(shown).fetchone() == expected
     assert conn.execute("SELECT afluente.rebuild_conversations(%s)", [organization]).fetchone() == (0,)
-    database.execute("UPDATE public.conversations SET message_count = 3, last_inbound_at = NULL")
+    database.execute(
+        "UPDATE public.conversations SET message_count = 3, last_inbound_at = NULL WHERE id = %s", [conversation[0]]
+    )
     assert conn.execute("SELECT afluente.rebuild_conversations(%s)", [organization]).fetchone() == (1,)
     assert conn.execute(shown).fetchone() == expected
 
@@ -265,7 +279,7 @@ def emitted(conn, lead_id):
 
 def test_changes_of_a_lead_are_emitted_whoever_makes_them(conn, lead):
     found, stages, member = lead
-    conn.execute("UPDATE leads SET updated_at = now()")
+    conn.execute("UPDATE leads SET updated_at = now() WHERE id = %s", [found])
     assert emitted(conn, found) == []
     conn.execute("UPDATE leads SET stage_id = %s, owner_id = %s, value = 12.5, name = 'Bia'", [stages[1], member])
     with conn.transaction():
@@ -273,8 +287,8 @@ def test_changes_of_a_lead_are_emitted_whoever_makes_them(conn, lead):
             "SELECT set_config('app.automation_run', 'run-1', true), set_config('app.request_id', 'r-1', true)"
         )
         conn.execute("UPDATE leads SET stage_id = %s", [stages[0]])
-    conn.execute("UPDATE leads SET owner_id = NULL")
-    conn.execute("UPDATE leads SET deleted_at = now(), deleted_by = 'u-1'")
+    conn.execute("UPDATE leads SET owner_id = NULL WHERE id = %s", [found])
+    conn.execute("UPDATE leads SET deleted_at = now(), deleted_by = 'u-1' WHERE id = %s", [found])
     old, new = str(stages[0]), str(stages[1])
     assert emitted(conn, found) == [
         ("lead.stage_changed", {"from_stage_id": old, "to_stage_id": new}),
