@@ -202,26 +202,31 @@ class Relay:
             if background.attend(entry):
                 source.refresh_unsealed()
 
-            began = time.monotonic()
-            chunk = source.chunk(entry, rows=1 if self._one_by_one else None)
-            took = time.monotonic() - began
-            entry = chunk.after
-            if chunk.rows:
-                faults.point("relay.after_read")
-                records = [
-                    record_of(row, self._topics, facts.limits, facts.partitions, self._refused) for row in chunk.rows
-                ]
-                position = self._commit(session, position, (entry,), records)
-                written_at, pause = time.monotonic(), PAUSE_MIN_S
+            began, before = time.monotonic(), position
+            entry, position = self._publish_next(session, source, facts, entry, position)
+            if position is not before:
+                written_at, pause, took = time.monotonic(), PAUSE_MIN_S, 0.0
             else:
+                took = time.monotonic() - began
+                pause = min(pause * PAUSE_GROWTH, PAUSE_MAX_S)
                 # What is empty needs no record: the position in memory has moved over nothing.
                 if entry != position.entries[0] and time.monotonic() - written_at >= IDLE_POSITION_EVERY_S:
                     position = self._commit(session, position, (entry,), ())
                     written_at = time.monotonic()
-                pause = min(pause * PAUSE_GROWTH, PAUSE_MAX_S)
             self._tally.report_every(REPORT_EVERY_S)
             if entry.window is None:
                 self._stop.wait(max(pause, min(took * POLL_SHARE, SLOW_PAUSE_MAX_S)))
+
+    def _publish_next(
+        self, session: Session, source: Source, facts: ClusterFacts, entry: Entry, position: Position
+    ) -> tuple[Entry, Position]:
+        """Publish the next chunk, if there is one. On its own, so that its rows are gone before the next come."""
+        chunk = source.chunk(entry, rows=1 if self._one_by_one else None)
+        if not chunk.rows:
+            return chunk.after, position
+        faults.point("relay.after_read")
+        records = [record_of(row, self._topics, facts.limits, facts.partitions, self._refused) for row in chunk.rows]
+        return chunk.after, self._commit(session, position, (chunk.after,), records)
 
     def _commit(
         self, session: Session, position: Position, entries: Sequence[Entry], records: Sequence[Record]

@@ -27,7 +27,7 @@ from schemas import Row
 
 CHUNK_ROWS = 5_000  # a Kafka transaction costs 2-10 ms whatever is in it; beyond 5,000 records nothing is gained
 CHUNK_BYTES = 8 * 1024 * 1024  # payload and metadata; rows of 272 KiB are allowed, and 5,000 of them are not memory
-POLL_ROWS = 100  # the poll's own rows come as one result; 100 of the largest are 27 MB
+POLL_ROWS = 50  # the poll's own rows come as one result; 50 of the largest are 14 MB
 FETCH_ROWS = 64  # rows libpq holds at a time while a page is streamed
 COUNT_LIMIT = 1_000_000
 
