@@ -284,7 +284,7 @@ class SenderSettings(Settings):
 
     nuvemshop_api_url: str = Field(
         "https://api.nuvemshop.com.br/v1",
-        alias="AFLUENTE_NUVEMSHOP_API_URL",
+        alias="AFLUENTE_NUVEMSHOP_URL",
         description="base URL of the Nuvemshop API; the demo and tests name their stand-in",
     )
 

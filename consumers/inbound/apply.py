@@ -41,7 +41,10 @@ WINDOW_EXPIRED_CODE = "131047"
 
 
 class OrderUnknown(Exception):
-    """A fact names an order that is not here yet: it may be on its way."""
+    """A fact names an order that is not here yet: it may be on its way. A failed attempt: the backoff waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__("the order is not known yet")
 
 
 @dataclass
@@ -200,7 +203,7 @@ class _Writer:
     async def _buyer_of(self, order_id: str) -> UUID | None:
         row = await self._one("contact_of_order", source=self._part.source, external_id=order_id)
         if row is None and self._wait_for_orders:
-            raise OrderUnknown
+            raise OrderUnknown()
         return None if row is None else row[0]
 
     async def _record(

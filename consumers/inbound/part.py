@@ -16,8 +16,8 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 import sql
-from consumers.inbound.apply import OrderUnknown, Part, apply
-from consumers.worker import Context, Delivery, RetryAfter
+from consumers.inbound.apply import Part, apply
+from consumers.worker import Context, Delivery
 from producers.ingest.normalize import facts as f
 from producers.ingest.normalize import normalize
 from producers.ingest.normalize.phone import BRAZIL
@@ -29,7 +29,6 @@ COLLAPSED_ACTIONS = tuple(f"/{action}" for action in sorted(REPEATABLE_ACTIONS))
 
 # Deliveries of one order come in any order: what needs the order waits for it, then is kept without its contact.
 ORDER_RUNS = 4
-ORDER_WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -93,10 +92,7 @@ async def digest(
     """Normalise, write the facts, and note the outcome, all in the delivery's transaction."""
     normalized = normalize(stored.source, stored.body, stored.headers, context)
     part = Part(stored.id, stored.channel_id, stored.source, stored.received_at)
-    try:
-        applied = await apply(normalized, part, delivery, ctx, wait_for_orders=delivery.attempt < ORDER_RUNS)
-    except OrderUnknown:
-        raise RetryAfter(ORDER_WAIT_S, "the order is not known yet") from None
+    applied = await apply(normalized, part, delivery, ctx, wait_for_orders=delivery.attempt < ORDER_RUNS)
     await note(stored, delivery, ctx, normalized, applied.summary(), fetched_at=fetched_at)
     return normalized
 

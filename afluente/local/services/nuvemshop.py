@@ -9,13 +9,15 @@ fixed: another store's path is 403.
 An order says what the next call does: {"do": "status", "status": 500}, {"do": "slow", "seconds": 3}, {"do": "cut"} (the
 connection ends without an answer), {"do": "garbage"} (200 and no JSON).
 
-As a process: `python -m afluente.local.services.nuvemshop --port 9100`; it is told over HTTP, by `PUT /control` with
-{"tokens": {"token": "store_id"}, "resources": {"orders/1001": {...}}, "orders": [...]}.
+As a process: `python -m afluente.local.services.nuvemshop`, which says its address in its first line. It is told over
+HTTP, by `PUT /v1/control/resources` with {"tokens": {"token": "store_id"}, "resources": {"orders/1001": {...}},
+"orders": [...]}, and asked by GET.
 """
 
 import argparse
 import asyncio
 import contextlib
+import json
 import time
 from collections import deque
 from typing import Any
@@ -57,9 +59,9 @@ class Nuvemshop:
     async def __aenter__(self) -> "Nuvemshop":
         app = web.Application()
         app.router.add_get("/v1/{store}/{resource}/{id}", self._get)
-        app.router.add_put("/control", self._told)
-        app.router.add_get("/control", self._asked)
-        self._runner = web.AppRunner(app, shutdown_timeout=1)
+        app.router.add_put("/v1/control/resources", self._told)
+        app.router.add_get("/v1/control/resources", self._asked)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.host, self.port)
         await site.start()
@@ -143,14 +145,15 @@ class Nuvemshop:
 
 async def _serve(host: str, port: int) -> None:
     async with Nuvemshop(host=host, port=port) as api:
-        print(f"nuvemshop stand-in at {api.url}", flush=True)
+        ready = {"event": "nuvemshop.ready", "url": api.url, "host": api.host, "port": api.port}
+        print(json.dumps(ready), flush=True)
         await asyncio.Event().wait()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description="A stand-in for the Nuvemshop API that fails to order.")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=9100)
+    parser.add_argument("--port", type=int, default=0, help="0: a free one, printed on the first line")
     given = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(given.host, given.port))

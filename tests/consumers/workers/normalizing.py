@@ -3,6 +3,7 @@ on the real database in the transactions that the runtime gives them."""
 
 import itertools
 import json
+from collections import deque
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ from psycopg.rows import dict_row
 from afluente import postgres
 from afluente.clock import SystemClock
 from afluente.secrets import Keyring
-from consumers import Delivery, RetryAfter
+from consumers import Delivery
+from consumers.inbound.apply import OrderUnknown
 from consumers.runtime.context import HandlerContext
 from consumers.workers.webhook_normalize import WebhookNormalizeWorker
 from producers.ingest import channels, store
@@ -86,18 +88,19 @@ class Inbound:
             ]
 
     async def work(self):
-        """Handle everything that waits; a fact that waits for its order is tried as often as the runtime would."""
-        for event in self.pending():
+        """Handle everything that waits. What needs an order that is not there yet comes again after all others."""
+        waiting = deque((event, 1) for event in self.pending())
+        while waiting:
+            event, attempt = waiting.popleft()
             self._handled.add(event.id)
             async with self.transaction(event) as ctx:
                 if not await self.worker.targets(event, ctx.connection):
                     continue
-            for attempt in itertools.count(1):
-                try:
-                    await self.handle(event, attempt)
-                    break
-                except RetryAfter:
-                    assert attempt < 8
+            try:
+                await self.handle(event, attempt)
+            except OrderUnknown:
+                assert attempt < 8
+                waiting.append((event, attempt + 1))
 
     async def handle(self, event, attempt=1):
         """One run of the handler, committed if it returns."""
