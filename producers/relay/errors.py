@@ -3,6 +3,7 @@
     RelayError
     ├── PositionError        a position that cannot be read, or a step that would break its rules
     ├── PositionRefused      the position belongs elsewhere, or is gone: nothing is published until a person decides
+    ├── OnStandby            the Postgres we were sent to is no primary
     ├── UndecidedError       the broker left confirmed transactions undecided: repair before anything is published
     ├── Superseded           another instance owns the lane now: this one ends (exit status 3)
     └── SessionLost          this producer is to be thrown away; a new session reads the position and goes on
@@ -34,6 +35,16 @@ class PositionRefused(RelayError, Refused):
         super().__init__(
             f"{lane}: the position does not belong to what is here, so nothing is published: {'; '.join(reasons)}",
             hint=hint,
+        )
+
+
+class OnStandby(RelayError, Refused):
+    """A standby's snapshots do not list the transactions that run on the primary: their rows would be lost."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this Postgres is a standby: its snapshots do not list what is running, and rows would be lost",
+            hint="point DATABASE_URL at the primary (target_session_attrs=primary)",
         )
 
 

@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 import sql
 from afluente import postgres
 from afluente.telemetry import get_logger, heartbeat
-from producers.relay.errors import Superseded
+from producers.relay.errors import OnStandby, Superseded
 
 RENEW_EVERY_S = 2.0
 EXPIRES_AFTER_S = 8.0  # four renewals missed; with the look every half second a stopped owner is replaced within 10 s
@@ -119,7 +119,9 @@ class Lease:
         if self._conn is None:
             conn = postgres.connect(self._url, application_name="afluente-relay-lease", autocommit=True)
             try:
-                conn.execute("SELECT pg_advisory_lock(%s)", (self._liveness_key,))
+                row = conn.execute("SELECT pg_is_in_recovery(), pg_advisory_lock(%s)", (self._liveness_key,)).fetchone()
+                if row is not None and row[0]:
+                    raise OnStandby()
             except BaseException:
                 conn.close()
                 raise

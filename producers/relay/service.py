@@ -181,6 +181,7 @@ class Relay:
             )
             # 7
             background.begin(facts)
+            source.leave_out_sealed(entry)
             self._publish(session, source, facts, position, background)
         finally:
             if session is not None:
@@ -200,7 +201,7 @@ class Relay:
                 source.release_due()
                 deferred_at = now
             if background.attend(entry):
-                source.refresh_unsealed()
+                source.leave_out_sealed(entry)
 
             began, before = time.monotonic(), position
             entry, position = self._publish_next(session, source, facts, entry, position)
@@ -354,7 +355,7 @@ class _Background:
         self._url, self._cluster = postgres_url, cluster
         self._expected: ClusterFacts | None = None
         self._entry: Entry | None = None
-        self._sealed = threading.Event()
+        self._maintained = threading.Event()
         self._changed: str | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="relay-background", daemon=True)
@@ -366,12 +367,12 @@ class _Background:
             self._thread.start()
 
     def attend(self, entry: Entry) -> bool:
-        """Note the position; True once after months were sealed. Raises SessionLost when the cluster has changed."""
+        """Note the position; True when it is time to look which months are sealed. SessionLost: the cluster changed."""
         self._entry = entry
         if self._changed is not None:
             raise SessionLost(f"the cluster is no longer as it was: {self._changed}")
-        if self._sealed.is_set():
-            self._sealed.clear()
+        if self._maintained.is_set():
+            self._maintained.clear()
             return True
         return False
 
@@ -414,7 +415,7 @@ class _Background:
                 entry = self._entry
                 if entry is not None and (sealed := reading.seal_months(conn, entry)):
                     _log.info("relay.months_sealed", count=sealed)
-                    self._sealed.set()
+            self._maintained.set()
         except psycopg.Error as error:
             _log.warning("relay.maintenance_failed", error=_words(error))
             return False

@@ -21,7 +21,7 @@ from psycopg.types.numeric import Int8
 
 import sql
 from afluente import postgres
-from afluente.errors import Refused
+from producers.relay.errors import OnStandby
 from producers.relay.position import DatabaseIdentity, Entry, Head, Snapshot
 from schemas import Row
 
@@ -89,7 +89,7 @@ class Source:
         try:
             self._conn.prepare_threshold = _UNPREPARED
             self._conn.execute(_SESSION)
-            self.refresh_unsealed()
+            self._since = "-infinity"
         except BaseException:
             self._conn.close()
             raise
@@ -98,18 +98,15 @@ class Source:
         self._conn.close()
 
     def facts(self) -> Facts:
-        """Raises Refused on a standby, whose snapshots do not list what is running on the primary."""
+        """Raises OnStandby on one."""
         in_recovery, system, timeline, oid, name, last_seq = self._one("facts")
         if in_recovery:
-            raise Refused(
-                "this Postgres is a standby: its snapshots do not list what is running, and rows would be lost",
-                hint="point DATABASE_URL at the primary (target_session_attrs=primary)",
-            )
+            raise OnStandby()
         return Facts(DatabaseIdentity(system, timeline, oid, name), last_seq)
 
-    def refresh_unsealed(self) -> None:
-        """Leave out the months sealed meanwhile. Not doing so costs time and nothing else."""
-        self._since: str = self._one("unsealed_since")[0]
+    def leave_out_sealed(self, entry: Entry) -> None:
+        """Read only the months that `entry` may still have rows in. Not doing so costs time, nothing else."""
+        self._since = self._one("unsealed_since", xmin=str(entry.s1.xmin))[0]
 
     def chunk(self, entry: Entry, *, rows: int | None = None) -> Chunk:
         """What comes next: up to `rows` (default: the chunk's bound) of the open window, or of a new one.

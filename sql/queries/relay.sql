@@ -123,8 +123,12 @@ SELECT count(*), min(w.created_at)
          LIMIT %(rows)s) w;
 
 -- name: unsealed_since
--- Where the months begin that are still read.
-SELECT COALESCE(max(ends_at), '-infinity')::text FROM event_log_seal WHERE sealed_at IS NOT NULL;
+-- Where the months begin that a position with this xmin(s1) still reads. A month sealed by another lane, or before this lane
+-- began, is left out only when all its transactions had ended in s1.
+SELECT COALESCE(max(ends_at), '-infinity')::text
+  FROM event_log_seal
+ WHERE sealed_at IS NOT NULL
+   AND boundary <= %(xmin)s::xid8;
 
 -- name: facts
 -- What the position is checked against.

@@ -6,12 +6,14 @@ snapshot taken before the crash counts it as ended, so a reader that trusts ids 
 counts how many ids came again, and fails when none did.
 """
 
+import threading
 import uuid
 
 import pytest
 
 from afluente import local
-from afluente.errors import Refused
+from producers.relay.errors import OnStandby
+from producers.relay.lease import Lease
 from producers.relay.position import DatabaseIdentity, Entry, Identity, KafkaIdentity, Position
 from producers.relay.source import Source
 from tests.fixtures.postgres import Database, Server, migrate
@@ -231,9 +233,13 @@ def test_a_standby_is_refused(tmp_path):
         (postgres.folder / "data" / "standby.signal").touch()
         postgres = local.start_postgres(postgres.folder, durable=False)
         source = Source(postgres.url)
-        with pytest.raises(Refused, match="standby"):
+        with pytest.raises(OnStandby):
             source.facts()
         source.close()
+        lease = Lease(postgres.url, "relay-1-0", "me")
+        with pytest.raises(OnStandby):
+            lease.acquire(threading.Event())
+        lease.release()
     finally:
         postgres.remove()
 
