@@ -263,8 +263,11 @@ class WorkerService:
         await self._deliveries.renew(conn, socket.gethostname(), os.getpid())
 
     def _make_poller(self) -> Poller:
-        protocol: dict[str, Any] = {"group_protocol": "consumer"}
+        # range: a member gets the same partition numbers of every topic, so a key's retries come to the member of its
+        # events, and none is left with quiet retry topics only.
+        protocol: dict[str, Any] = {"group_protocol": "consumer", "group_remote_assignor": "range"}
         if self._options.group_protocol == "classic":
+            # Its only cooperative assignor balances the number of partitions, whatever their topics: less even.
             protocol = {"group_protocol": "classic", "partition_assignment_strategy": "cooperative-sticky"}
         call = self._loop.call_soon_threadsafe
 
@@ -298,7 +301,7 @@ class WorkerService:
         )
 
     def _assigned(self, partitions: int) -> None:
-        self._say("worker.assigned", level="debug", partitions=partitions)
+        self._say("worker.assigned", partitions=partitions)
         if not self._ready:
             self._ready = True
             self._say("worker.ready", partitions=partitions, process=str(self.process))
