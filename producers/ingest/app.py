@@ -208,7 +208,7 @@ class Receiver:
         tokens = channel.secrets[store.VERIFY_TOKEN] if channel else ()
         if query.get("hub.mode") != "subscribe" or not verify_token(query.get("hub.verify_token"), tokens):
             return _answer(403, "verify_token_mismatch")
-        return PlainTextResponse(query.get("hub.challenge", ""))
+        return PlainTextResponse(query.get("hub.challenge", ""), headers={"x-content-type-options": "nosniff"})
 
     def _incoming(self, request: Request, source: Source, body: bytes) -> Incoming:
         headers = {name.lower(): value for name, value in request.headers.items()}

@@ -123,9 +123,15 @@ async def receive(conn: Connection, keyring: Keyring, incoming: Incoming) -> Rec
     topic = topics.pop() if len(topics) == 1 else "mixed"
     parent_id = await _insert_parent(conn, incoming, channel, topic)
     routed = await _route(conn, keyring, source, parts, channel, incoming.received_at, body, signature)
-    outcome, reason, events = await _write_children(
-        conn, _Parent(parent_id, incoming.headers), incoming, routed, len(parts)
-    )
+    organization_id, events = await _write_children(conn, parent_id, incoming, routed, len(parts))
+    missing = len(parts) - len(routed)
+    if not routed:
+        outcome, status, reason = Outcome.UNROUTED, "unrouted", "no_connection"
+    elif events == 0 and not missing:
+        outcome, status, reason = Outcome.DUPLICATE, "duplicate", None
+    else:
+        outcome, status, reason = Outcome.STORED, "routed", f"unrouted_parts:{missing}" if missing else None
+    await _settle(conn, parent_id, status, reason, organization_id, keep_body=outcome is not Outcome.DUPLICATE)
     return Receipt(outcome, parent_id, topic, reason, events)
 
 
@@ -181,14 +187,18 @@ async def replay(conn: Connection, keyring: Keyring, webhook_event_id: UUID, now
     parts = source.route(body, headers, incoming.url_topic)
     signature = headers.get(source.signature_header)
     routed = await _route(conn, keyring, source, parts, channel, now, body, signature)
-    _, _, events = await _write_children(conn, _Parent(webhook_event_id, headers), incoming, routed, len(parts))
+    organization_id, events = await _write_children(conn, webhook_event_id, incoming, routed, len(parts))
+    if events:
+        # Nothing is taken back: what had children before keeps its organization, and always its bytes.
+        missing = len(parts) - len(routed)
+        await _settle(
+            conn,
+            webhook_event_id,
+            "routed",
+            f"unrouted_parts:{missing}" if missing else None,
+            row["organization_id"] or organization_id,
+        )
     return events
-
-
-@dataclass(frozen=True)
-class _Parent:
-    id: UUID
-    headers: Mapping[str, str]
 
 
 async def _route(
@@ -207,7 +217,10 @@ async def _route(
             (part, channel)
             for part in parts
             if channel.status != "paused"
-            and (None in (part.external_id, channel.external_id) or part.external_id == channel.external_id)
+            and (
+                part.external_id is None
+                or (channel.external_id or part.external_id).lower() == part.external_id.lower()
+            )
         ]
     named = await _named(conn, keyring, source, parts, now)
     checked: dict[UUID, Check] = {}
@@ -237,19 +250,26 @@ async def _named(
     names = [part.external_id for part in parts if part.external_id is not None]
     accounts = [name.removeprefix(ACCOUNT_PREFIX) for name in names if name.startswith(ACCOUNT_PREFIX)]
     found: dict[str, list[Channel]] = defaultdict(list)
-    parameters = {"source": source.name, "external_ids": names, "account_ids": accounts, "now": now}
+    parameters = {
+        "source": source.name,
+        "external_ids": [name for name in names if not name.startswith(ACCOUNT_PREFIX)],
+        "account_ids": accounts,
+        "now": now,
+    }
     for channel in _channels(await _rows(conn, "channels_named", parameters), keyring):
         if channel.external_id is not None:
             found[channel.external_id].append(channel)
         account = channel.settings.get("account_id")
         if isinstance(account, str):
             found[ACCOUNT_PREFIX + account].append(channel)
-    return found
+    # A number is one connection's, by constraint. An account that two organizations name is neither's to read.
+    return {name: owners for name, owners in found.items() if len({owner.organization_id for owner in owners}) == 1}
 
 
 async def _write_children(
-    conn: Connection, parent: _Parent, incoming: Incoming, routed: Sequence[tuple[Part, Channel]], parts: int
-) -> tuple[Outcome, str | None, int]:
+    conn: Connection, parent_id: UUID, incoming: Incoming, routed: Sequence[tuple[Part, Channel]], parts: int
+) -> tuple[UUID | None, int]:
+    """The children that are not there yet, each with its event. Returns whose the whole POST is, and how many."""
     owners = {channel.organization_id for _, channel in routed}
     # The POST is one organization's own only if all of it is; then its child need not repeat the bytes.
     organization_id = owners.pop() if len(owners) == 1 and len(routed) == parts else None
@@ -257,12 +277,12 @@ async def _write_children(
     for part, channel in routed:
         whole = part.body is None
         bytes_of_part = incoming.body if part.body is None else part.body
-        dedupe_key = f"{part.dedupe_key}:{parent.id}" if part.repeatable else part.dedupe_key
+        dedupe_key = f"{part.dedupe_key}:{parent_id}" if part.repeatable else part.dedupe_key
         child_id = await _insert(
             conn,
             "insert_child",
             {
-                "parent_id": parent.id,
+                "parent_id": parent_id,
                 "organization_id": channel.organization_id,
                 "channel_id": channel.id,
                 "source": incoming.source.name,
@@ -282,24 +302,26 @@ async def _write_children(
         await _emit(conn, channel.organization_id, child_id, incoming.source.name, part.topic, incoming.request_id)
         events += 1
 
-    unrouted = parts - len(routed)
-    if not routed:
-        outcome, status, reason = Outcome.UNROUTED, "unrouted", "no_connection"
-    elif events == 0 and not unrouted:
-        outcome, status, reason = Outcome.DUPLICATE, "duplicate", None
-    else:
-        outcome, status, reason = Outcome.STORED, "routed", f"unrouted_parts:{unrouted}" if unrouted else None
-    await conn.execute(
-        _query("settle_parent"),
-        {
-            "id": parent.id,
-            "status": status,
-            "reason": reason,
-            "organization_id": organization_id,
-            "keep_body": outcome is not Outcome.DUPLICATE,
-        },
-    )
-    return outcome, reason, events
+    return organization_id, events
+
+
+async def _settle(
+    conn: Connection,
+    parent_id: UUID,
+    status: str,
+    reason: str | None,
+    organization_id: UUID | None,
+    *,
+    keep_body: bool = True,
+) -> None:
+    parameters = {
+        "id": parent_id,
+        "status": status,
+        "reason": reason,
+        "organization_id": organization_id,
+        "keep_body": keep_body,
+    }
+    await conn.execute(_query("settle_parent"), parameters)
 
 
 async def _insert_parent(conn: Connection, incoming: Incoming, channel: Channel, topic: str) -> UUID:

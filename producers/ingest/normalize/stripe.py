@@ -5,8 +5,8 @@ is the purchase: the checkout session for single payments, the invoice for subsc
 count nothing. A session is known by its payment intent, an invoice by its own id, so invoice.paid and
 invoice.payment_succeeded are one fact, and so are a single payment's invoice and session.
 
-Amounts are whole minor units of the currency. Nothing is bought for 0: a trial makes no purchase. Events of test mode do
-not count on a live connection. Both shapes of the API are read: since 2025 an invoice's subscription stands under
+Amounts are whole minor units of the currency. Nothing is bought for 0: a trial makes no purchase. Events of test mode
+do not count on a live connection. Both shapes of the API are read: since 2025 an invoice's subscription stands under
 `parent.subscription_details`.
 """
 

@@ -1,7 +1,8 @@
 """WhatsApp Cloud API: messages, what became of ours, preferences, changed numbers.
 
-One part holds many changes of one number; each message is a fact of its own, found by its wamid. What is new (a type, a
-status) does not stop the rest: a message of unknown type is still a message, anything else is counted as not understood.
+One part holds many changes of one number; each message is a fact of its own, found by its wamid. What is new (a type,
+a status) does not stop the rest: a message of unknown type is still a message, anything else is counted as not
+understood.
 
 A message names its sender twice, by number and, in newer shapes, by a business-scoped id; users with user names have no
 number. Times are text with epoch seconds, in preferences a number.

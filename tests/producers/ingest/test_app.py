@@ -382,9 +382,12 @@ async def test_connecting_the_number_later_and_replaying_makes_the_missing_child
         assert await store.replay(conn, keyring, parent["id"], datetime.now(UTC)) == 1
     assert [row[0] for row in emitted()][-1] == later
     assert rows(children=False)[0]["reason"] is None
+    before = rows()
     async with await database.connect_async() as conn:
         assert await store.replay(conn, keyring, parent["id"], datetime.now(UTC)) == 0
-    assert len(rows(children=True)) == len(emitted()) == 2
+    # nothing is taken back: not the bytes, not the status
+    assert rows() == before
+    assert len(emitted()) == 2
 
 
 async def test_who_signs_for_one_organization_cannot_write_into_another(web, database, channel, rows, emitted):
@@ -440,6 +443,27 @@ async def test_replaying_a_child_emits_for_its_worker_again(web, database, chann
     async with await database.connect_async() as conn:
         assert await store.replay(conn, keyring, child["id"], datetime.now(UTC)) == 1
     assert len(emitted()) == 2
+
+
+async def test_replaying_a_delivery_that_is_through_changes_nothing(web, database, channel, keyring, rows, emitted):
+    connection = channel("shopify", database.organization())
+    await web.post(f"/webhooks/shopify/{connection}", ORDER, order_headers())
+    before = rows()
+    database.execute("UPDATE channels SET status = 'paused'")
+    for status in ("paused", "active"):
+        database.execute("UPDATE channels SET status = %s", [status])
+        async with await database.connect_async() as conn:
+            assert await store.replay(conn, keyring, before[0]["id"], datetime.now(UTC)) == 0
+    assert rows() == before
+    assert len(emitted()) == 1
+
+
+async def test_account_that_two_organizations_name_is_neithers_to_read(web, database, channel, rows):
+    one = channel("whatsapp", database.organization("A"), external_id="111", settings={"account_id": "waba-1"})
+    channel("whatsapp", database.organization("B"), external_id="222", settings={"account_id": "waba-1"})
+    body = body_of({"entry": [change(None, field="phone_number_quality_update")]})
+    assert await web.post(f"/webhooks/whatsapp/{one}", body, whatsapp(body)) == (200, "unrouted")
+    assert rows(children=True) == []
 
 
 async def test_refused_delivery_cannot_be_replayed(web, database, channel, keyring, rows):
