@@ -1,6 +1,8 @@
 """How far the summaries are: the fences in Postgres against the ends in Kafka. Reads only.
 
-Kafka's committed offsets of the group are not looked at: they are written for displays and may be behind.
+Kafka's committed offsets of the group are not looked at: they are written for displays and may be behind. Records of
+open transactions count as waiting: a transaction is confirmed to its producer before its records can be read, so a lag
+without them would be 0 too early.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _QUERIES = sql.queries("summaries")
 
 @dataclass(frozen=True)
 class PartitionStatus:
-    """next_offset is the fence, end_offset the last stable offset; None when the partition was never claimed."""
+    """next_offset is the fence, end_offset the end of the partition; None when the partition was never claimed."""
 
     partition: int
     next_offset: int | None
@@ -75,7 +77,7 @@ def dead_letters(conn: psycopg.Connection[Any], limit: int) -> list[dict[str, An
 
 
 def bounds(kafka: KafkaSettings, topic: str) -> dict[int, tuple[int, int]]:
-    """First and last stable offset of each partition."""
+    """The first offset and the end of each partition, open transactions included."""
     admin = clients.admin(kafka)
     try:
         metadata = admin.list_topics(topic, timeout=KAFKA_TIMEOUT_S).topics[topic]
@@ -86,7 +88,7 @@ def bounds(kafka: KafkaSettings, topic: str) -> dict[int, tuple[int, int]]:
         for spec in (specs.earliest(), specs.latest()):
             futures = admin.list_offsets(
                 {TopicPartition(topic, partition): spec for partition in metadata.partitions},
-                isolation_level=IsolationLevel.READ_COMMITTED,
+                isolation_level=IsolationLevel.READ_UNCOMMITTED,
                 request_timeout=KAFKA_TIMEOUT_S,
             )
             found.append({tp.partition: future.result(KAFKA_TIMEOUT_S).offset for tp, future in futures.items()})

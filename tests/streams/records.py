@@ -114,19 +114,24 @@ def expected(events):
 
 
 def summaries(database, generation=1):
-    """The same from the tables."""
-    totals: defaultdict[tuple, dict] = defaultdict(dict)
-    for organization, contact, metric, currency, total in database.execute(
-        "SELECT organization_id, contact_id, metric_name, currency, total_value FROM contact_metrics_summary_currency"
-        " WHERE generation = %s",
-        [generation],
-    ):
-        totals[organization, contact, metric][currency] = total
+    """The same from the tables, as they are at one moment."""
     return {
-        (organization, contact, metric): (count, first, last, totals.get((organization, contact, metric), {}))
-        for organization, contact, metric, count, first, last in database.execute(
-            "SELECT organization_id, contact_id, metric_name, event_count, first_event_at, last_event_at"
-            " FROM contact_metrics_summary WHERE generation = %s",
+        (organization, contact, metric): (
+            count,
+            first,
+            last,
+            {currency: Decimal(total) for currency, total in (totals or {}).items()},
+        )
+        for organization, contact, metric, count, first, last, totals in database.execute(
+            """
+            SELECT organization_id, contact_id, metric_name, event_count, first_event_at, last_event_at,
+                   (SELECT jsonb_object_agg(c.currency, c.total_value::text)
+                    FROM contact_metrics_summary_currency c
+                    WHERE (c.generation, c.organization_id, c.contact_id, c.metric_name)
+                        = (s.generation, s.organization_id, s.contact_id, s.metric_name))
+            FROM contact_metrics_summary s
+            WHERE generation = %s
+            """,
             [generation],
         )
     }
@@ -220,6 +225,7 @@ class Fences:
         return dict(rows.fetchall())
 
     def ends(self):
+        """The ends, open transactions included: a commit is confirmed before its records can be read."""
         return {partition: end for partition, (_, end) in bounds(self._settings, self.topic).items()}
 
     def wait_for(self, reached, timeout=60.0):
