@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from psycopg import Connection
 
 import sql
-from afluente import kafka
+from afluente import faults, kafka
 from afluente.settings import KafkaSettings
 from consumers.dead_letters.letters import Letter, Undecodable, records_of
 from consumers.runtime import records
@@ -98,6 +98,7 @@ def _reprocess_batch(
             _produce(producer, topics.retry(letter.worker, "now"), record, headers, errors)
             opened.append(letter)
         _flush(producer, errors)
+        faults.point("dlq.after_copy")
         conn.execute(sql.queries("deliveries")["reopen"], {"items": _places(opened), "now": records.whole_ms(now)})
         _audit(conn, opened, "dead_letter.reprocessed", actor, reason)
     outcome.done += [letter.id for letter in opened]
