@@ -8,13 +8,25 @@ import pytest
 from psycopg.types.json import Jsonb
 
 import sql
+from tests.fixtures.postgres import clone
+
+
+@pytest.fixture(scope="module")
+def database(postgres, template):
+    """One for all tests of this file, emptied after each."""
+    with clone(postgres, template) as database:
+        yield database
 
 
 @pytest.fixture
 def owner(database):
-    conn = database.connect(role=None, autocommit=True)
-    conn.execute("SET search_path = public")
-    return conn
+    with database.connect(role=None, autocommit=True) as conn:
+        conn.execute("SET search_path = public")
+        yield conn
+        with conn.transaction():
+            conn.execute("SET LOCAL afluente.rewrite = 'erasure'")
+            for table in ("event_log", "event_delivery", "audit_logs", "worker_event_types"):
+                conn.execute(f"DELETE FROM {table}")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 from psycopg import errors
 from psycopg import sql as pgsql
 
+from tests.fixtures.postgres import clone
 from tests.sql.rows import Planter, partitions, tables, views
 
 TENANT_ROLES = ("afluente_app", "afluente_admin")
@@ -28,13 +29,14 @@ NOT_TENANT_DATA = {
 SEEN_WITHOUT_ORGANIZATION = {("webhook_events", "afluente_admin")}
 
 
-@pytest.fixture
-def planted(database):
-    """Two organizations with a row in every table; the owner's connection."""
-    conn = database.connect(role=None, autocommit=True)
-    conn.execute("SET search_path = public")
-    mine, theirs = database.organization("Mine"), database.organization("Theirs")
-    return conn, Planter(conn, [mine, theirs]), mine, theirs
+@pytest.fixture(scope="module")
+def planted(postgres, template):
+    """Two organizations with a row in every table; the owner's connection. What tests do to the rows is rolled back."""
+    with clone(postgres, template) as database:
+        conn = database.connect(role=None, autocommit=True)
+        conn.execute("SET search_path = public")
+        mine, theirs = database.organization("Mine"), database.organization("Theirs")
+        yield conn, Planter(conn, [mine, theirs]), mine, theirs
 
 
 class Tenant:
