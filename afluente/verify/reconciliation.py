@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -71,10 +71,15 @@ def reconcile(
         # 3. The topics.
         families = reader.existing(topics.families())
         kept_since = _kept_since(admin, families, now)
-        tables.copy_records(reader.to_the_end(families))
+        letters: list[Message] = []
+        tables.copy_records(
+            _aside(reader.to_the_end([*families, *reader.existing([topics.relay_dead_letter])]), topics, letters)
+        )
+        tables.copy_relay_letters(letters)
         if unpublished := tables.unpublished(kept_since):
-            tables.copy_records(_until_found(reader.onward(wait_s), unpublished))
-        tables.copy_relay_letters(reader.to_the_end(reader.existing([topics.relay_dead_letter])))
+            letters.clear()
+            tables.copy_records(_until_found(_aside(reader.onward(wait_s), topics, letters), letters, unpublished))
+            tables.copy_relay_letters(letters)
         for worker in workers:
             own = _worker_topics(topics, worker)
             there = reader.existing(own)
@@ -86,8 +91,8 @@ def reconcile(
             report.checks.append(_published(tables, plain, kept_since))
         if "deliveries" in checks:
             for worker in workers:
-                letters = reader.existing([topics.dead_letter(worker)])
-                report.checks.append(_deliveries(tables, worker, _kept_since(admin, letters, now)))
+                own_letters = reader.existing([topics.dead_letter(worker)])
+                report.checks.append(_deliveries(tables, plain, worker, _kept_since(admin, own_letters, now)))
         if "summaries" in checks:
             report.checks.append(_summaries(tables, kept_since))
         conn.rollback()
@@ -110,7 +115,7 @@ def _published(tables: _Tables, plain: psycopg.Connection[Any], kept_since: date
     return check
 
 
-def _deliveries(tables: _Tables, worker: str, letters_kept_since: datetime) -> Check:
+def _deliveries(tables: _Tables, plain: psycopg.Connection[Any], worker: str, letters_kept_since: datetime) -> Check:
     figures = tables.one("delivery_counts", worker=worker)
     figures.update(figures.pop("states"))
     check = Check("deliveries", worker, figures)
@@ -120,7 +125,17 @@ def _deliveries(tables: _Tables, worker: str, letters_kept_since: datetime) -> C
     check.findings += tables.findings(
         "letterless", "dead_without_letter", worker=worker, letters_kept_since=letters_kept_since
     )
-    check.findings += tables.findings("stray_letters", "letter_without_delivery", worker=worker)
+    stray = tables.all("stray_letters", worker=worker)
+    suspects = [
+        {"event_id": str(r["id"]), "partition": r["partition"], "record_offset": r["record_offset"]} for r in stray
+    ]
+    # As above: the letter of a delivery that is younger than the snapshot.
+    since = set(plain.execute(_SQL["delivered_since"], {"worker": worker, "suspects": json.dumps(suspects)}).fetchall())
+    check.findings += [
+        Finding("letter_without_delivery", str(row["id"]), row["detail"])
+        for row in stray
+        if (row["partition"], row["record_offset"]) not in since
+    ]
     return check
 
 
@@ -145,13 +160,25 @@ def _kept_since(admin: AdminClient, topics: Sequence[str], now: datetime) -> dat
     return _ALWAYS if kept is None else now - kept
 
 
-def _until_found(records: Iterable[Message | None], wanted: set[int]) -> Iterator[Message]:
-    """The records as they come, until each of the wanted seqs has."""
+R = TypeVar("R", Message, Message | None)
+
+
+def _aside(records: Iterable[R], topics: Topics, letters: list[Message]) -> Iterator[R]:
+    """The records of events; the relay's dead letters, which are few, are put into `letters`."""
+    for record in records:
+        if record is not None and record.topic() == topics.relay_dead_letter:
+            letters.append(record)
+        else:
+            yield record
+
+
+def _until_found(records: Iterable[Message | None], letters: list[Message], wanted: set[int]) -> Iterator[Message]:
+    """The records as they come, until each of the wanted seqs has come as a record or among the letters."""
     for record in records:
         if record is not None:
             yield record
             wanted.discard(_number(headers_of(record).get("seq")) or 0)
-        if not wanted:
+        elif wanted <= {_object(letter.value()).get("seq") for letter in letters}:
             return
 
 

@@ -263,18 +263,27 @@ SELECT d.event_id AS id,
  ORDER BY d.event_id, d.target;
 
 -- name: stray_letters
--- A dead-letter record of an event that the worker has no row for.
-SELECT COALESCE(l.event_id::text, format('%%s[%%s]@%%s', l.topic, l.partition, l.record_offset)) AS id,
+-- A dead-letter record of an event that the worker has no row for. One that names no event was put there by somebody else,
+-- or is a record that could not be read; those are counted by their places.
+SELECT l.event_id AS id, l.partition, l.record_offset,
        format('%%s[%%s]@%%s is the dead letter of no delivery', l.topic, l.partition, l.record_offset) AS detail
   FROM verify_worker_record l
  WHERE l.worker = %(worker)s
    AND l.kind = 'dead-letter'
+   AND l.event_id IS NOT NULL
    AND NOT EXISTS (SELECT FROM event_delivery d
                     WHERE d.worker = l.worker AND d.event_id = l.event_id AND d.target = l.target)
    AND NOT EXISTS (SELECT FROM undecodable_record u
-                    WHERE u.worker = l.worker
-                      AND (u.dead_partition IS NULL OR (u.dead_partition = l.partition AND u.dead_offset = l.record_offset)))
+                    WHERE u.worker = l.worker AND u.dead_partition = l.partition AND u.dead_offset = l.record_offset)
  ORDER BY l.partition, l.record_offset;
+
+-- name: delivered_since
+-- Of those, the ones whose delivery or place was committed since the snapshot.
+SELECT s.partition, s.record_offset
+  FROM jsonb_to_recordset(%(suspects)s::jsonb) AS s (event_id uuid, partition integer, record_offset bigint)
+ WHERE EXISTS (SELECT FROM event_delivery d WHERE d.worker = %(worker)s AND d.event_id = s.event_id)
+    OR EXISTS (SELECT FROM undecodable_record u
+                WHERE u.worker = %(worker)s AND u.dead_partition = s.partition AND u.dead_offset = s.record_offset);
 
 -- name: recount
 -- The summaries of the live generation beside a recount: every contact event with a metric, less those whose record is at or
