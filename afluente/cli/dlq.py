@@ -14,6 +14,7 @@ import typer
 
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
+from afluente.cli.registry import use_registry
 from afluente.errors import AfluenteError
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def show_(
     from afluente.settings import KafkaSettings
     from consumers import dead_letters
 
+    use_registry(KafkaSettings.read(os.environ).topic_prefix)
     with _connect() as conn:
         letters = _named(conn, [id], None)
         rows = []

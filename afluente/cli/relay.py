@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from afluente.cli.output import Format, FormatOption, show
+from afluente.cli.registry import use_registry
 
 app = typer.Typer(help="Publish committed events to Kafka.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -41,10 +42,7 @@ def run(
     from producers.relay.service import Options, Relay
 
     settings = RelaySettings.read(os.environ)
-    if settings.registry.url:
-        from afluente.kafka import schema_registry
-
-        schema_registry.use(settings.registry.url, settings.kafka.topic_prefix, writes=True)
+    use_registry(settings.kafka.topic_prefix, writes=True)
     options = Options(take_over=take_over, log_records=log_records, chunk_rows=chunk_rows)
     relay = Relay(settings.kafka, settings.postgres.dsn, options)
 

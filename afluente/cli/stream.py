@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from afluente.cli import output
+from afluente.cli.registry import use_registry
 from afluente.settings import StreamSettings
 from schemas.topics import Environment, Topics, declared
 
@@ -44,17 +45,12 @@ def run(
       afluente stream run --member-id stream-1 --web-port 6066
     """
     settings = StreamSettings.read(os.environ)
-    if settings.registry.url:
-        from afluente.kafka import schema_registry
-
-        schema_registry.use(settings.registry.url, settings.kafka.topic_prefix, writes=False)
+    use_registry(settings.kafka.topic_prefix)
     kafka = settings.kafka
     topic = Topics(kafka.topic_prefix).event(EVENT_TYPE)
     # Imported here: Faust takes a while, and `--help` and `status` do not need it.
-    from afluente.kafka import schema_registry
     from streams import service
 
-    schema_registry.use(settings.registry.url, kafka.topic_prefix, writes=False)
     service.run(
         kafka,
         settings.postgres.dsn,

@@ -15,6 +15,7 @@ import typer
 
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
+from afluente.cli.registry import use_registry
 
 app = typer.Typer()
 
@@ -49,6 +50,7 @@ def tail(
     from schemas.topics import Topics
 
     settings = KafkaSettings.read(os.environ)
+    use_registry(settings.topic_prefix)
     topics = topic or list(Topics(settings.topic_prefix).families())
     if missing := set(topics) - set(kafka.admin(settings).list_topics(timeout=10).topics):
         raise Refused(f"there is no topic {', '.join(sorted(missing))}", hint="afluente topics list")

@@ -13,6 +13,7 @@ import typer
 
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
+from afluente.cli.registry import use_registry
 
 app = typer.Typer()
 
@@ -47,6 +48,7 @@ def verify(
         say(f"afluente: there is no check {', '.join(unknown)}; there are {', '.join(CHECKS)}")
         raise typer.Exit(Exit.USAGE)
     settings = ToolSettings.read(os.environ)
+    use_registry(settings.kafka.topic_prefix)
     report = reconcile(
         settings.kafka, settings.postgres.dsn, now=SystemClock().now(), wait_s=wait, checks=only or CHECKS
     )

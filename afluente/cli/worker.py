@@ -10,6 +10,7 @@ import typer
 
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
+from afluente.cli.registry import use_registry
 
 app = typer.Typer(help="Run and list workers.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -39,10 +40,7 @@ def run(
         say("  try: afluente worker list")
         raise typer.Exit(Exit.USAGE)
     settings = WorkerSettings.read(os.environ)
-    if settings.registry.url:
-        from afluente.kafka import schema_registry
-
-        schema_registry.use(settings.registry.url, settings.kafka.topic_prefix, writes=False)
+    use_registry(settings.kafka.topic_prefix)
     workers = [load(name).configure(settings) for name in chosen]
     if not asyncio.run(process.run(workers, settings)):
         raise typer.Exit(Exit.FAILED)
