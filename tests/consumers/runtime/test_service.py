@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import random
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -23,6 +24,7 @@ from consumers import (
     TransactionalWorker,
 )
 from consumers.errors import BadWorker
+from consumers.runtime import testing
 from consumers.runtime.poll import Limits
 from consumers.runtime.service import WorkerService
 from schemas.topics import RETRY_DELAYS_S
@@ -747,3 +749,114 @@ async def test_missing_topics_are_said_at_start(database, topics, running):
         )
         with pytest.raises(BadWorker, match=r"nowhere-worker needs topics that do not exist"):
             await service.run(asyncio.Event())
+
+
+class Cut(TransactionalWorker):
+    """Its first run loses its connection in the middle, after it has written."""
+
+    name = "cut-worker"
+    event_types = frozenset({RECEIVED})
+
+    def __init__(self, database, times):
+        self.database = database
+        self.times = times
+
+    async def handle(self, delivery, ctx):
+        await write_effect(ctx.connection, delivery)
+        if self.times and delivery.payload["body"] == "cut":
+            self.times -= 1
+            [pid] = await (await ctx.connection.execute("SELECT pg_backend_pid()")).fetchone()
+            await asyncio.to_thread(self.database.execute, "SELECT pg_terminate_backend(%s)", [pid])
+            await ctx.connection.execute("SELECT 1")
+
+
+async def test_a_connection_lost_in_the_middle_is_no_attempt(database, topics, running):
+    organization = database.organization()
+    create_topics(topics, "cut-worker")
+    rows = produce(topics, [row(organization, payload=message(body)) for body in ("oi", "cut", "oi")])
+    async with running(Cut(database, times=1)) as worker:
+        await worker.of("worker.postgres_away")
+        for event in rows:
+            await worker.of("worker.delivered", event_id=str(event.id), attempt=1)
+    assert Counter(e for e, *_ in effects(database)) == dict.fromkeys([r.id for r in rows], 1)
+
+
+async def test_a_delivery_that_always_breaks_its_connection_is_at_fault_itself(database, topics, running):
+    organization = database.organization()
+    create_topics(topics, "cut-worker")
+    bad, good = produce(topics, [row(organization, payload=message(body)) for body in ("cut", "oi")])
+    async with running(Cut(database, times=1000)) as worker:
+        retried = await worker.of("worker.retried", event_id=str(bad.id), attempt=1)
+        await worker.of("worker.delivered", event_id=str(good.id))
+    assert "terminating connection" in retried["error"]
+    assert [e for e, *_ in effects(database)] == [good.id]
+
+
+async def test_a_dead_letter_that_cannot_be_written_holds_its_offset_and_nothing_else(database, topics, running):
+    organization = database.organization()
+    small = {"max.message.bytes": "2000"}
+    topics.create(topics.dead_letter("plain-worker"), partitions=3, config=small)
+    create_topics(topics, "plain-worker")
+    producer = clients.producer(topics.settings)
+    poison = b"\x01" + random.Random(3).randbytes(3000)  # does not compress
+    produce_raw(producer, topics.event(RECEIVED), poison, key=str(organization).encode())
+    assert producer.flush(30) == 0
+    rows = produce(topics, [row(organization) for _ in range(20)])
+    async with running(Plain()) as worker:
+        await worker.of("worker.kafka_away", topic=topics.dead_letter("plain-worker"))
+        await worker.of("worker.delivered", count=20)
+        assert lag(topics, "plain-worker", [topics.event(RECEIVED)]) == 21
+        assert database.execute("SELECT count(*) FROM undecodable_record") == [(0,)]
+        topics.configure(topics.dead_letter("plain-worker"), {"max.message.bytes": "1000000"})
+        await worker.of("worker.dead")
+        await asyncio.to_thread(until, lambda: lag(topics, "plain-worker", [topics.event(RECEIVED)]) == 0)
+    [letter] = topics.records(topics.dead_letter("plain-worker"))
+    assert letter.value() == poison
+    assert len(effects(database)) == len(rows)
+
+
+class Timed(ExternalWorker):
+    """Fails once, and notes when it ran again."""
+
+    name = "timed-worker"
+    event_types = frozenset({RECEIVED})
+
+    def __init__(self):
+        self.ran = []
+
+    async def call(self, delivery, prepared):
+        if delivery.attempt == 1:
+            raise RuntimeError("once")
+        self.ran.append((delivery.event.id, datetime.now(UTC)))
+
+
+async def test_a_burst_of_failures_comes_back_in_due_order_and_never_early(database, topics, running):
+    organization = database.organization()
+    create_topics(topics, "timed-worker")
+    produce(topics, [row(organization) for _ in range(300)])
+    source = random.Random(11)
+    timed = Timed()
+    async with running(timed, backoff_scale=0.1, random=source.random) as worker:
+        await worker.of("worker.delivered", count=300, timeout=60)
+        retried = [fields for name, fields in worker.signals.seen if name == "worker.retried"]
+    due = {fields["event_id"]: datetime.fromisoformat(fields["next_attempt_at"]) for fields in retried}
+    late = [(ran - due[str(event_id)]).total_seconds() for event_id, ran in timed.ran]
+    assert min(late) >= 0
+    # spread over the jitter as they were drawn: in log order they would all come at the end of it
+    assert sum(late) / len(late) < 0.5
+    dues = [due[str(event_id)] for event_id, _ in timed.ran]
+    assert all(later - earlier > timedelta(seconds=-0.5) for earlier, later in itertools.pairwise(dues))
+
+
+async def test_the_test_kit_runs_a_handler_without_a_broker(database, effects_table):
+    organization = database.organization()
+    event = schemas.decode(schemas.encode(row(organization, payload=message("fail 1"))))
+    async with await database.connect_async() as conn:
+        failed = await testing.run(Plain(), event, conn)
+        assert (failed.outcome, str(failed.error)) == ("failed", "attempt 1 fails")
+        assert (await testing.run(Plain(), event, conn, attempt=2)).outcome == "done"
+        called = await testing.run(Caller(), event, conn, attempt=2)
+        assert (called.outcome, called.result) == ("done", "called")
+        assert (await testing.run(Sleepy(1), event, conn)).outcome == "snoozed"
+        assert await testing.targets(Fanned(), event, conn) == ["a", "b", "dead"]
+    assert effects(database) == [(event.id, "", 2), (event.id, "", 2)]
