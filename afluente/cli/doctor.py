@@ -159,10 +159,11 @@ def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
         )
     if not problems:
         yield Finding("settings", State.ok, "every process can read its settings")
+    known = _known().keys() | _NOT_OF_A_PROCESS
     unknown = sorted(
         name
         for name in environment
-        if name.startswith("AFLUENTE_") and name.removesuffix("_FILE") not in _known() and name not in _FOR_TESTS
+        if name.startswith("AFLUENTE_") and not {name, name.removesuffix("_FILE")} & known
     )
     for name in unknown:
         yield Finding(
@@ -403,7 +404,16 @@ def _known() -> dict[str, Any]:
     return known
 
 
-_FOR_TESTS = frozenset({"AFLUENTE_FAULT", "AFLUENTE_FAULT_LOG", "AFLUENTE_TEST_RUN_DIR"})
+# Defaults of single options, and what tests set.
+_NOT_OF_A_PROCESS = frozenset(
+    {
+        "AFLUENTE_RELAY_LOG_RECORDS",
+        "AFLUENTE_STREAM_MEMBER_ID",
+        "AFLUENTE_FAULT",
+        "AFLUENTE_FAULT_LOG",
+        "AFLUENTE_TEST_RUN_DIR",
+    }
+)
 
 
 def _meaning(variable: str) -> str:

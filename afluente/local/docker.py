@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from afluente.local import process
+from afluente.local import kafka, process
 from afluente.local.errors import LocalError
 
 KAFKA_IMAGE = "apache/kafka:4.2.2"
@@ -60,7 +60,13 @@ def start_kafka(state: Path) -> Container:
         "KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS": "0",
         "KAFKA_LOG_DIRS": "/var/lib/kafka/data",
     }
-    return _start(state, "kafka", KAFKA_IMAGE, environment, port, port, f"127.0.0.1:{port}")
+    container = _start(state, "kafka", KAFKA_IMAGE, environment, port, port, f"127.0.0.1:{port}")
+    deadline = process.Deadline(START_TIMEOUT_S)
+    while not kafka.serves(container.address):
+        if deadline.is_over:
+            raise LocalError(f"the broker's container does not answer; see: {logs(container.id)}")
+        deadline.pause()
+    return container
 
 
 def start_postgres(state: Path) -> Container:

@@ -240,14 +240,19 @@ def _jvm_options(distribution: Path, optimise: bool = False) -> list[str]:
 
 
 def _answers(broker: EmbeddedKafka) -> bool:
-    """Whether it serves metadata and counts itself as a broker."""
-    if not process.answers("127.0.0.1", broker.port):
+    return serves(broker.bootstrap_servers)
+
+
+def serves(address: str) -> bool:
+    """Whether a broker at host:port serves metadata and counts itself as a broker. Asked without a word in any log."""
+    host, _, port = address.rpartition(":")
+    if not process.answers(host, int(port)):
         return False
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
     client = AdminClient(
-        {"bootstrap.servers": broker.bootstrap_servers, "log_level": 0, "reconnect.backoff.max.ms": 100}
+        {"bootstrap.servers": address, "log_level": 0, "reconnect.backoff.max.ms": 100}
     )
     try:
         return bool(client.list_topics(timeout=2).brokers)

@@ -40,7 +40,7 @@ def wrong(findings):
 
 def test_a_healthy_set_up_has_no_findings(env, topics, tmp_path):
     topics.create_declared(list(REGISTRY))
-    found = examine(env, tmp_path)
+    found = examine(env | {"AFLUENTE_HEARTBEAT_FILE": "/tmp/beat", "AFLUENTE_STREAM_MEMBER_ID": "s-1"}, tmp_path)
     assert wrong(found) == set()
     assert found["kafka.version"].found.startswith("4.2 ")
     assert found["postgres.version"].found.startswith("18.")
