@@ -324,7 +324,7 @@ class RuntimeSettings(Settings):
         300.0, alias="AFLUENTE_CLAIM_TAKEOVER_S", description="seconds until a silent process's claims are taken over"
     )
     renew_s: Annotated[float, Field(gt=0)] = Field(
-        30.0, alias="AFLUENTE_CLAIM_RENEW_S", description="seconds between a process's signs of life; well below the takeover"
+        30.0, alias="AFLUENTE_CLAIM_RENEW_S", description="seconds between a process's signs of life, well below that"
     )
 
 

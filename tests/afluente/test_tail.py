@@ -24,7 +24,7 @@ def _event(event_type, payload):
 
 def test_events_are_shown_decoded_and_filtered_by_type(topics, processes):
     topics.create_families()
-    other, other_value = _event("shop.opened", {})
+    _, other_value = _event("shop.opened", {})
     wanted, wanted_value = _event("order.packed", {"boxes": 2})
     topic = topics.event("order.packed")
     _produce(topics, topic, other_value, wanted_value)

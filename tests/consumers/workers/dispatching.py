@@ -117,7 +117,7 @@ class Dispatching:
             try:
                 async with self._transaction(event) as ctx:
                     # A Reject says what becomes of the delivery; what `failed` wrote stays.
-                    rejected = None
+                    rejected: Reject | None = None
                     try:
                         await self.worker.failed(delivery, prepared, error, ctx)
                     except Reject as reject:

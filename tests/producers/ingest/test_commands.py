@@ -25,7 +25,7 @@ def run(processes):
         except ValueError:
             return done.returncode, done.stderr
 
-    run.key = key
+    run.key = key  # type: ignore[attr-defined]
     return run
 
 
