@@ -107,8 +107,8 @@ class Dispatching:
         try:
             async with self._transaction(event) as ctx:
                 prepared = await self.worker.prepare(delivery, ctx)
-        except Reject as rejected:
-            return rejected
+        except Reject as refused:
+            return refused
         try:
             result = await self.worker.call(delivery, prepared)
         except Snooze as snoozed:
