@@ -17,7 +17,7 @@ from psycopg.types.json import Jsonb
 
 import sql
 from consumers.inbound.apply import Part, apply
-from consumers.worker import Context, Delivery
+from consumers.worker import Context, Delivery, Policy
 from producers.ingest.normalize import facts as f
 from producers.ingest.normalize import normalize
 from producers.ingest.normalize.phone import BRAZIL
@@ -27,8 +27,9 @@ _SQL = sql.queries("webhook_events")
 
 COLLAPSED_ACTIONS = tuple(f"/{action}" for action in sorted(REPEATABLE_ACTIONS))
 
-# Deliveries of one order come in any order: what needs the order waits for it, then is kept without its contact.
-ORDER_RUNS = 4
+# Deliveries of one order come in any order: what needs the order waits for it as long as there are attempts, and in the
+# last of them is kept without its contact.
+LAST_RUN = Policy().attempts
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ async def digest(
     """Normalise, write the facts, and note the outcome, all in the delivery's transaction."""
     normalized = normalize(stored.source, stored.body, stored.headers, context)
     part = Part(stored.id, stored.channel_id, stored.source, stored.received_at)
-    applied = await apply(normalized, part, delivery, ctx, wait_for_orders=delivery.attempt < ORDER_RUNS)
+    applied = await apply(normalized, part, delivery, ctx, wait_for_orders=delivery.attempt < LAST_RUN)
     await note(stored, delivery, ctx, normalized, applied.summary(), fetched_at=fetched_at)
     return normalized
 

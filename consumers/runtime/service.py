@@ -501,29 +501,48 @@ class WorkerService:
             failed.clear()
             known.clear()
             known.update(await self._deliveries.known_targets(conn, [event for _, event, _ in batch]))
+            new = [
+                i
+                for i, (_, _, mark) in enumerate(batch)
+                if not [target for target in known.get(i, ()) if mark is None or target]
+            ]
+            for organization_id, group in _by_organization(new, lambda i: batch[i][1]):
+                async with act_for(conn, organization_id):
+                    for i in group:
+                        event = batch[i][1]
+                        try:
+                            async with _savepoint(conn, separate):
+                                targets = await self.worker.targets(event, conn)
+                                fixed[i] = list(dict.fromkeys(records.cut(target, 500) for target in targets))
+                        except Exception as error:
+                            if is_away(error, conn):
+                                raise
+                            if not separate:
+                                raise _Separate from error
+                            failed[i] = error
             rows = []
-            for i, (_, event, mark) in enumerate(batch):
-                if [target for target in known.get(i, ()) if mark is None or target]:
-                    continue
-                try:
-                    async with conn.transaction(), act_for(conn, event.organization_id):
-                        fixed[i] = [records.cut(t, 500) for t in dict.fromkeys(await self.worker.targets(event, conn))]
-                except Exception as error:
-                    if is_away(error, conn):
-                        raise
-                    failed[i] = error
-                    continue
-                rows += [(event, target, self._key(event, target), "claimed") for target in fixed[i]]
-                if not fixed[i]:
+            for i, targets in fixed.items():
+                event = batch[i][1]
+                rows += [(event, target, self._key(event, target), "claimed") for target in targets]
+                if not targets:
                     rows.append((event, "", self._key(event, ""), "skipped"))
             await self._deliveries.fix_targets(conn, rows)
 
-        await self._transaction(fix)
+        separate = False
+        try:
+            await self._transaction(fix)
+        except _Separate:
+            separate = True
+            await self._transaction(fix)
         for i, (record, event, mark) in enumerate(batch):
             if i in failed:
                 self._targets_failed(record, event, mark, failed[i])
                 continue
             targets = fixed[i] if i in fixed else [target for target in known[i] if mark is None or target]
+            if mark is not None and "" in targets:
+                # A worker that chooses its events by `targets` and has one delivery for each: an ordinary retry of it.
+                self._queue(Item(record, event, "", self._key(event, ""), mark))
+                continue
             if mark is not None:
                 # A dead letter of "no targets could be found", reprocessed: that delivery runs as well, and does
                 # nothing.
@@ -690,8 +709,7 @@ class WorkerService:
         """Run the handlers. Together: the first error fails the transaction. Separate: each within a savepoint."""
         errors: dict[int, BaseException] = {}
         behind: set[str] = set()
-        runs = sorted(runs, key=lambda i: items[i].event.organization_id)  # stable: a key's order stays
-        for organization_id, group in itertools.groupby(runs, key=lambda i: items[i].event.organization_id):
+        for organization_id, group in _by_organization(runs, lambda i: items[i].event):
             async with act_for(conn, organization_id):
                 for i in group:
                     item = items[i]
@@ -793,30 +811,27 @@ class WorkerService:
         now = self._clock.now()
         outcomes: list[Outcome] = [*await self._deliveries.claim(conn, items, now, self.policy.delay, KEEP_BEYOND)]
         failed: list[tuple[Item, PutOff]] = []
-        prepares = type(self.worker).prepare is not ExternalWorker.prepare
-        for i, outcome in enumerate(outcomes):
-            if not isinstance(outcome, Run):
-                continue
-            item = items[i]
-            self._say_taken_over(item, outcome)
-            if not prepares:
-                prepared[i] = None
-                continue
-            context = HandlerContext(conn, self._clock, self._deliveries, item.event, item.target)
-            try:
-                async with (
-                    _savepoint(conn, separate),
-                    act_for(conn, item.event.organization_id),
-                    asyncio.timeout(self.policy.timeout_s),
-                ):
-                    prepared[i] = await self.worker.prepare(self._delivery(item), context)
-            except Exception as error:
-                if is_away(error, conn):
-                    raise
-                if not separate:
-                    raise _Separate from error
-                outcomes[i] = put_off = self._outcome(item, error)
-                failed.append((item, put_off))
+        runs = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Run)]
+        for i in runs:
+            self._say_taken_over(items[i], outcomes[i])
+        if type(self.worker).prepare is ExternalWorker.prepare:
+            prepared.update(dict.fromkeys(runs))
+            return outcomes
+        for organization_id, group in _by_organization(runs, lambda i: items[i].event):
+            async with act_for(conn, organization_id):
+                for i in group:
+                    item = items[i]
+                    context = HandlerContext(conn, self._clock, self._deliveries, item.event, item.target)
+                    try:
+                        async with _savepoint(conn, separate), asyncio.timeout(self.policy.timeout_s):
+                            prepared[i] = await self.worker.prepare(self._delivery(item), context)
+                    except Exception as error:
+                        if is_away(error, conn):
+                            raise
+                        if not separate:
+                            raise _Separate from error
+                        outcomes[i] = put_off = self._outcome(item, error)
+                        failed.append((item, put_off))
         if failed:
             await self._deliveries.put_off(conn, failed, now, locked=True)
             if self._deliveries.ordered:
@@ -892,13 +907,16 @@ class WorkerService:
         for i, called in enumerate(batch):
             if i not in ours:
                 outcomes[i] = self._superseded(called.item)
-                continue
-            try:
-                await self._tell(conn, called, outcomes[i])
-            except Exception as error:
-                if is_away(error, conn):
-                    raise
-                raise _Separate from error
+        told = [i for i in ours if self._is_told(batch[i], outcomes[i])]
+        try:
+            for organization_id, group in _by_organization(told, lambda i: batch[i].item.event):
+                async with act_for(conn, organization_id):
+                    for i in group:
+                        await self._tell(conn, batch[i], outcomes[i])
+        except Exception as error:
+            if is_away(error, conn):
+                raise
+            raise _Separate from error
         await self._release_recorded(conn, batch, outcomes, now)
         return outcomes
 
@@ -917,8 +935,11 @@ class WorkerService:
                 async with conn.transaction():
                     if not await self._deliveries.finish(conn, [item]):
                         return self._superseded(item)
-                    await self._tell(conn, called, Done(called.result))
-                return Done(called.result)
+                    done = Done(called.result)
+                    if self._is_told(called, done):
+                        async with act_for(conn, item.event.organization_id):
+                            await self._tell(conn, called, done)
+                return done
             except Exception as failure:
                 if is_away(failure, conn):
                     raise
@@ -930,7 +951,9 @@ class WorkerService:
                 if not await self._deliveries.put_off(conn, [(item, outcome)], now, locked=False):
                     return self._superseded(item)
                 try:
-                    await self._tell(conn, called, outcome)
+                    if self._is_told(called, outcome):
+                        async with act_for(conn, item.event.organization_id):
+                            await self._tell(conn, called, outcome)
                 except Reject as rejected:
                     # What `failed` wrote before it raised says why the delivery is dead: it stays.
                     outcome = self._outcome(item, rejected)
@@ -944,18 +967,21 @@ class WorkerService:
             return self._superseded(item)
         return outcome
 
+    def _is_told(self, called: _Called, outcome: Outcome) -> bool:
+        """The worker has a part of its own in the record's transaction. After a snooze not: no attempt was used."""
+        kind = type(self.worker)
+        assert issubclass(kind, ExternalWorker)
+        if isinstance(outcome, Done):
+            return kind.record is not ExternalWorker.record
+        return kind.failed is not ExternalWorker.failed and not isinstance(called.error, Snooze)
+
     async def _tell(self, conn: Connection, called: _Called, outcome: Outcome) -> None:
-        """The worker's own part of the record's transaction."""
+        """The worker's own part of the record's transaction, as the event's organization."""
         worker, item = self.worker, called.item
         assert isinstance(worker, ExternalWorker)
-        hook = type(worker).record if isinstance(outcome, Done) else type(worker).failed
-        if hook in (ExternalWorker.record, ExternalWorker.failed):
-            return
-        if isinstance(outcome, PutOff) and isinstance(called.error, Snooze):
-            return  # no attempt was used, so none failed
         due = outcome.due if isinstance(outcome, PutOff) else None
         context = HandlerContext(conn, self._clock, self._deliveries, item.event, item.target, next_attempt_at=due)
-        async with act_for(conn, item.event.organization_id), asyncio.timeout(self.policy.timeout_s):
+        async with asyncio.timeout(self.policy.timeout_s):
             if isinstance(outcome, Done):
                 await worker.record(self._delivery(item), called.result, context)
             else:
@@ -1437,6 +1463,14 @@ def describe(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "the handler ran longer than its timeout"
     return records.cut(str(error) or kind(error))
+
+
+def _by_organization(numbers: list[int], event: Callable[[int], Event]) -> list[tuple[UUID, list[int]]]:
+    """The numbers by organization, so that roles change once for each; within one in their order, as keys need it."""
+    groups: dict[UUID, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(event(number).organization_id, []).append(number)
+    return list(groups.items())
 
 
 @asynccontextmanager

@@ -42,9 +42,12 @@ _DEAD = """
 SELECT worker, event_id, target, event_type, attempts, last_error, first_failure_at, finished_at
   FROM event_delivery WHERE state = 'dead' ORDER BY finished_at
 """
+# The parts of each POST with what became of them, and the POSTs that have none: repeats, refused and unrouted ones.
 _INBOUND = """
-SELECT source, status, verification, count(*) AS deliveries FROM webhook_events
- WHERE parent_id IS NULL GROUP BY source, status, verification ORDER BY source, status
+SELECT source, status, count(*) AS deliveries, string_agg(DISTINCT reason, ', ' ORDER BY reason) AS reasons
+  FROM webhook_events
+ WHERE parent_id IS NOT NULL OR status IN ('duplicate', 'refused', 'unrouted')
+ GROUP BY source, status ORDER BY source, status
 """
 
 

@@ -99,7 +99,6 @@ class Inbound:
             try:
                 await self.handle(event, attempt)
             except OrderUnknown:
-                assert attempt < 8
                 waiting.append((event, attempt + 1))
 
     async def handle(self, event, attempt=1):

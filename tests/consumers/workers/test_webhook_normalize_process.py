@@ -6,7 +6,7 @@ import urllib.request
 
 import schemas
 from afluente.secrets import Keyring
-from tests.consumers.workers.test_webhook_normalize_shopify import paid
+from tests.consumers.workers.test_webhook_normalize_shopify import REFUND, order, paid
 from tests.producers.ingest.conftest import shopify
 
 
@@ -54,3 +54,35 @@ def test_shopify_order_goes_from_the_receiver_to_the_contact_event_topic(databas
         assert text not in web.log
     assert web.terminate() == 0
     assert worker.terminate() == 0
+
+
+def test_refund_before_its_order_is_tried_again_until_the_order_is_there(database, topics, processes):
+    environment = {"AFLUENTE_SECRETS_KEY": Keyring.generate(), "AFLUENTE_BACKOFF_SCALE": "0.01"}
+    topics.create_worker("webhook-normalize-worker")
+    web = processes.start("web", "run", "--only", "ingest", "--port", "0", env=environment)
+    relay = processes.start("relay", "run")
+    worker = processes.start("worker", "run", "webhook-normalize-worker", env=environment)
+    address = web.wait_for("web.ready")["url"]
+    relay.wait_for("relay.ready")
+    worker.wait_for("worker.ready")
+    added = processes.run(
+        "channel", "add", "shopify", "--org", "Loja Azul", "--create", "--base-url", address, "--format", "json",
+        env=environment,
+    )  # fmt: skip
+    channel = json.loads(added.stdout)
+
+    def send(topic, value):
+        body = json.dumps(value).encode()
+        headers = shopify(body, channel["secret"].encode(), **{"X-Shopify-Topic": topic, "X-Shopify-Event-Id": topic})
+        assert post(channel["url"], body, headers) == 200
+
+    send("refunds/create", REFUND)
+    worker.wait_for("worker.retried")
+    send("orders/create", order())
+    worker.wait_for("worker.delivered", count=2)
+    rows = database.execute(
+        "SELECT status, reason FROM webhook_events WHERE parent_id IS NOT NULL ORDER BY received_at"
+    )
+    assert rows == [("processed", "order_refunded"), ("processed", "order_placed")]
+    facts = database.execute("SELECT metric_name FROM contact_events WHERE metric_name LIKE 'Order%%' ORDER BY 1")
+    assert facts == [("Order Placed",), ("Order Refunded",)]
