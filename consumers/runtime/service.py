@@ -79,6 +79,9 @@ _log = get_logger(__name__)
 Observer: TypeAlias = Callable[..., None]
 """Called with an event name and fields at the places tests wait for; does nothing in production."""
 
+UNADDRESSED = "?"
+"""The target of a delivery that is dead because its targets could not be found; reprocessed, it looks for them again."""
+
 KEEP_BEYOND = timedelta(seconds=retry.LONGEST_IN_KAFKA_S)
 _BATCHES = 2  # transactional batches at once: one in the database, one being decoded and claimed
 _PER_LANE = 100  # of one key in one batch, so that one key does not fill it
@@ -394,7 +397,7 @@ class WorkerService:
         self._route(record, event, mark)
 
     def _route(self, record: Record, event: Event, mark: RetryMark | None) -> None:
-        if self._many_targets and (mark is None or mark.target == ""):
+        if self._many_targets and (mark is None or mark.target == UNADDRESSED):
             self._fan_out.append((record, event, mark))
             self._fan_work.set()
         else:
@@ -501,11 +504,7 @@ class WorkerService:
             failed.clear()
             known.clear()
             known.update(await self._deliveries.known_targets(conn, [event for _, event, _ in batch]))
-            new = [
-                i
-                for i, (_, _, mark) in enumerate(batch)
-                if not [target for target in known.get(i, ()) if mark is None or target]
-            ]
+            new = [i for i, (_, _, mark) in enumerate(batch) if not _addressed(known.get(i, ()), mark)]
             for organization_id, group in _by_organization(new, lambda i: batch[i][1]):
                 async with act_for(conn, organization_id):
                     for i in group:
@@ -538,15 +537,11 @@ class WorkerService:
             if i in failed:
                 self._targets_failed(record, event, mark, failed[i])
                 continue
-            targets = fixed[i] if i in fixed else [target for target in known[i] if mark is None or target]
-            if mark is not None and "" in targets:
-                # A worker that chooses its events by `targets` and has one delivery for each: an ordinary retry of it.
-                self._queue(Item(record, event, "", self._key(event, ""), mark))
-                continue
+            targets = fixed[i] if i in fixed else _addressed(known[i], mark)
             if mark is not None:
                 # A dead letter of "no targets could be found", reprocessed: that delivery runs as well, and does
                 # nothing.
-                self._spawn(record, self._close_unaddressed(Item(record, event, "", "", mark)))
+                self._spawn(record, self._close_unaddressed(Item(record, event, UNADDRESSED, UNADDRESSED, mark)))
                 record.pending += 1
             if not targets:
                 self._finish(record)
@@ -572,7 +567,7 @@ class WorkerService:
             self._wait_until(records.to_ms(self._clock.now() + timedelta(seconds=wait_s)), record, mark, None)
             return
         del self._target_failures[event.id]
-        item = Item(record, event, "", self._key(event, ""), mark, attempt=failures)
+        item = Item(record, event, UNADDRESSED, UNADDRESSED, mark, attempt=failures)
         self._spawn(
             record, self._dead_without_targets(item, PutOff("dead", failures, None, kind(error), describe(error)))
         )
@@ -1463,6 +1458,11 @@ def describe(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "the handler ran longer than its timeout"
     return records.cut(str(error) or kind(error))
+
+
+def _addressed(known: Sequence[str], mark: RetryMark | None) -> list[str]:
+    """The targets fixed before; for a reprocessed record of none, without that one."""
+    return [target for target in known if mark is None or target != UNADDRESSED]
 
 
 def _by_organization(numbers: list[int], event: Callable[[int], Event]) -> list[tuple[UUID, list[int]]]:

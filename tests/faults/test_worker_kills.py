@@ -16,6 +16,7 @@ from tests.consumers.runtime.support import (
     effect_table,
     effects,
     lag,
+    organizations_everywhere,
     produce,
     row,
     short_sessions,
@@ -116,12 +117,12 @@ def test_1000_messages_by_3_workers_killed_at_every_point_are_each_handled_once(
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 def test_members_join_and_leave_and_no_call_is_made_twice(database, topics, processes, tmp_path, protocol):
     """Joining and leaving by SIGTERM drains: here not even a call is repeated."""
-    organizations = [database.organization(f"o{n}") for n in range(6)]
+    organizations = organizations_everywhere(database, 6)
     effect_table(database)
     create_topics(topics, "caller-worker")
     calls = tmp_path / "calls"
     env = ENV | {"CALLS_FILE": calls, "CALL_S": "0.02", "AFLUENTE_GROUP_PROTOCOL": protocol}
-    rows = [row(organizations[n % 6]) for n in range(900)]
+    rows = [row(organizations[n % len(organizations)]) for n in range(900)]
     first = processes.start("worker", "run", f"{WORKERS}:Caller", env=env)
     first.wait_for("worker.ready")
     produce(topics, rows[:300])

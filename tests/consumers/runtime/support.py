@@ -11,6 +11,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 import schemas
+import schemas.topics
 from afluente import kafka as clients
 
 MESSAGE = {"direction": "in", "conversation_id": "c-1", "contact_id": "p-1", "body": "oi", "waha_message_id": "w-1"}
@@ -26,6 +27,14 @@ def create_topics(topics, *workers, families=()):
     for worker in workers:
         names += [*topics.retries(worker), topics.dead_letter(worker)]
     topics.create(*names, partitions=PARTITIONS)
+
+
+def organizations_everywhere(database, count):
+    """So many organizations, with at least one in each partition."""
+    found = {}
+    while len(found) < count or {schemas.topics.partition_of(o, PARTITIONS) for o in found} != set(range(PARTITIONS)):
+        found[database.organization(f"o{len(found)}")] = True
+    return list(found)
 
 
 def row(organization_id, event_type="message.received", entity_id=None, payload=None, created_at=None, metadata=None):

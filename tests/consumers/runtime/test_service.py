@@ -22,6 +22,7 @@ from consumers import (
     RetryAfter,
     Snooze,
     TransactionalWorker,
+    dead_letters,
 )
 from consumers.errors import BadWorker
 from consumers.runtime import testing
@@ -307,6 +308,64 @@ async def test_one_dead_target_leaves_the_others_untouched(database, topics, run
     letters = topics.records(topics.dead_letter("fanned-worker"))
     assert {dict(r.headers())["x-target"] for r in letters} == {b"dead"}
     assert len(letters) == 10
+
+
+class Chosen(TransactionalWorker):
+    """Chooses its events by `targets`, with one delivery for each; while `broken` the choice itself fails."""
+
+    name = "chosen-worker"
+    event_types = frozenset({RECEIVED})
+    policy = Policy(attempts=3)
+    broken = False
+
+    async def targets(self, event, conn):
+        if self.broken:
+            await conn.execute("SELECT 1 / 0")
+        return () if event.payload["body"] == "not mine" else ("",)
+
+    async def handle(self, delivery, ctx):
+        await write_effect(ctx.connection, delivery)
+        if delivery.payload["body"] == "fail 1" and delivery.attempt == 1:
+            raise RuntimeError("once")
+
+
+async def test_a_worker_may_choose_its_events_by_their_targets(database, topics, running):
+    organization = database.organization()
+    create_topics(topics, "chosen-worker")
+    bodies = ("oi", "not mine", "fail 1")
+    good, skipped, failing = produce(topics, [row(organization, payload=message(body)) for body in bodies])
+    async with running(Chosen(), backoff_scale=SCALE) as worker:
+        await worker.of("worker.delivered", event_id=str(good.id), attempt=1)
+        await worker.of("worker.delivered", event_id=str(failing.id), attempt=2)
+    assert {e for e, *_ in effects(database)} == {good.id, failing.id}
+    assert delivery(database, "chosen-worker", skipped.id)["state"] == "skipped"
+
+
+async def test_targets_that_cannot_be_found_are_a_dead_letter_and_looked_for_again_when_reprocessed(
+    database, topics, running
+):
+    organization = database.organization()
+    create_topics(topics, "chosen-worker")
+    chosen = Chosen()
+    chosen.broken = True
+    [event] = produce(topics, [row(organization)])
+    async with running(chosen, backoff_scale=SCALE) as worker:
+        await worker.of("worker.targets_failed", event_id=str(event.id), count=2)
+        dead = await worker.of("worker.dead", event_id=str(event.id))
+        assert "division by zero" in dead["error"]
+        await asyncio.to_thread(
+            until, lambda: delivery(database, "chosen-worker", event.id, "?")["dead_offset"] is not None
+        )
+        chosen.broken = False
+        with database.connect(autocommit=True) as conn:
+            [letter] = dead_letters.find(conn, dead_letters.Filter(worker="chosen-worker"))
+            done = dead_letters.reprocess(
+                conn, topics.settings, [letter], actor="test", reason="", now=datetime.now(UTC)
+            )
+        assert done.done == [f"chosen-worker:{event.id}:?"]
+        await worker.of("worker.delivered", event_id=str(event.id), target="", attempt=1)
+        await asyncio.to_thread(until, lambda: states(database, "chosen-worker") == {"done": 2})
+    assert effects(database) == [(event.id, "", 1)]
 
 
 POISON = {
