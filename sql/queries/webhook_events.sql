@@ -8,7 +8,8 @@ SELECT c.id, c.organization_id, c.source, c.external_id, c.status, c.settings, s
    AND s.channel_id = c.id
    AND (s.valid_until IS NULL OR s.valid_until > %(now)s)
  WHERE c.id = %(channel_id)s
-   AND c.source = %(source)s;
+   AND c.source = %(source)s
+ ORDER BY s.created_at;
 
 -- name: channels_named
 -- The connections that parts of a shared delivery name, by number or by account, over all organizations.
@@ -20,7 +21,7 @@ SELECT c.id, c.organization_id, c.source, c.external_id, c.status, c.settings, s
    AND (s.valid_until IS NULL OR s.valid_until > %(now)s)
  WHERE c.source = %(source)s
    AND (c.external_id = ANY (%(external_ids)s) OR c.settings ->> 'account_id' = ANY (%(account_ids)s))
- ORDER BY c.id;
+ ORDER BY c.id, s.created_at;
 
 -- name: insert_parent
 -- The POST as it came.
