@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType
 
 from afluente import kafka
@@ -52,9 +52,8 @@ class Cluster:
         self._topics = topics
         self._names = [*topics.families(), topics.relay_dead_letter, topics.positions]
         self._admin = kafka.admin(settings, socket_timeout_ms=int(REQUEST_TIMEOUT_S * 1000))
-        self._consumer = kafka.consumer(
-            settings, "relay-positions", enable_partition_eof=True, fetch_wait_max_ms=10, reconnect_backoff_max_ms=500
-        )
+        self._settings = settings
+        self._consumer = self._open_consumer("read_committed")
 
     def close(self) -> None:
         self._consumer.close()
@@ -108,43 +107,37 @@ class Cluster:
     def read_position(self, lane: int, key: str, heartbeat: Heartbeat) -> Position | None:
         """The lane's newest committed position; None when there is none at all. Raises Unavailable after 60 s without
         the end: what was read up to then may be old, and is not used."""
-        place = (self._topics.positions, lane)
-        high = self._ends([TopicPartition(*place)], IsolationLevel.READ_UNCOMMITTED)[place]
-        low = self._ends([TopicPartition(*place)], IsolationLevel.READ_UNCOMMITTED, OffsetSpec.earliest())[place]  # type: ignore[no-untyped-call]
+        return self._read(self._consumer, lane, key, heartbeat)
+
+    def peek_position(self, lane: int, key: str, heartbeat: Heartbeat) -> Position | None:
+        """The newest position whether or not its transaction is ended: tells whose the lane is, not where it stands.
+        Never waits for a transaction."""
+        consumer = self._open_consumer("read_uncommitted")
+        try:
+            return self._read(consumer, lane, key, heartbeat)
+        finally:
+            consumer.close()
+
+    def _open_consumer(self, isolation: str) -> Consumer:
+        return kafka.consumer(
+            self._settings,
+            "relay-positions",
+            isolation_level=isolation,
+            enable_partition_eof=True,
+            fetch_wait_max_ms=10,
+            reconnect_backoff_max_ms=500,
+        )
+
+    def _read(self, consumer: Consumer, lane: int, key: str, heartbeat: Heartbeat) -> Position | None:
+        place = TopicPartition(self._topics.positions, lane)
+        (high,) = self._ends([place], IsolationLevel.READ_UNCOMMITTED).values()
+        (low,) = self._ends([place], IsolationLevel.READ_UNCOMMITTED, OffsetSpec.earliest()).values()  # type: ignore[no-untyped-call]
         starts = dict.fromkeys(max(low, high - back) for back in (*LOOK_BACK, high))
         for start in starts if high > low else ():
-            if (value := self._last_value(place, start, high, key.encode(), heartbeat)) is not None:
+            place.offset = start
+            if (value := _last_value(consumer, place, high, key.encode(), heartbeat)) is not None:
                 return Position.parse(value)
         return None
-
-    def _last_value(
-        self, place: tuple[str, int], start: int, high: int, key: bytes, heartbeat: Heartbeat
-    ) -> bytes | None:
-        found: bytes | None = None
-        deadline = time.monotonic() + READ_TIMEOUT_S
-        self._consumer.assign([TopicPartition(*place, start)])
-        try:
-            while True:
-                record = self._consumer.poll(0.2)
-                heartbeat()
-                if record is None:
-                    if time.monotonic() > deadline:
-                        raise Unavailable(
-                            f"{place[0]}[{place[1]}] cannot be read to its end ({high}): a transaction in it is open"
-                        )
-                    continue
-                if (error := record.error()) is None:
-                    if record.key() == key:
-                        found = record.value()
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    # The end of what is committed. Not yet ours while a transaction below `high` is open: then it comes
-                    # again, further on. Control records have offsets too, so no record need have `high` - 1.
-                    if (record.offset() or 0) >= high:
-                        return found
-                elif not error.retriable():
-                    raise KafkaException(error)
-        finally:
-            self._consumer.unassign()
 
     def _ends(
         self, places: list[TopicPartition], isolation: IsolationLevel, spec: OffsetSpec | None = None
@@ -171,3 +164,33 @@ class Cluster:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise Refused(f"topic {name} does not exist", hint="afluente topics apply") from error
             raise
+
+
+def _last_value(consumer: Consumer, start: TopicPartition, high: int, key: bytes, heartbeat: Heartbeat) -> bytes | None:
+    """The value of the last record with `key` from `start` up to the offset `high`."""
+    found: bytes | None = None
+    deadline = time.monotonic() + READ_TIMEOUT_S
+    consumer.assign([start])
+    try:
+        while True:
+            record = consumer.poll(0.2)
+            heartbeat()
+            if record is None:
+                if time.monotonic() > deadline:
+                    raise Unavailable(
+                        f"{start.topic}[{start.partition}] cannot be read to its end ({high}): "
+                        "a transaction in it is open"
+                    )
+                continue
+            if (error := record.error()) is None:
+                if record.key() == key:
+                    found = record.value()
+            elif error.code() == KafkaError._PARTITION_EOF:
+                # The end of what is committed. Not yet ours while a transaction below `high` is open: then it comes
+                # again, further on. Control records have offsets too, so no record need have `high` - 1.
+                if (record.offset() or 0) >= high:
+                    return found
+            elif not error.retriable():
+                raise KafkaException(error)
+    finally:
+        consumer.unassign()

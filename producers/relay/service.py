@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from os import getpid
+from typing import NoReturn
 
 import psycopg
 
@@ -145,9 +146,12 @@ class Relay:
         source = Source(self._postgres_url, chunk_rows=self._options.chunk_rows, chunk_bytes=self._options.chunk_bytes)
         try:
             # 1
-            facts, database = cluster.facts(), source.facts()
-            # 2. But if we were fenced by a rival, it is to live: look before fencing it in turn.
-            if self._fenced and self._claimed:
+            facts, identity = cluster.facts(), source.facts().identity
+            # 2. But look first: one sent to the wrong place fences nobody, and a rival that fenced us is to live.
+            if not self._claimed:
+                seen = cluster.peek_position(self._lane, self._key, self._heartbeat)
+                self._require_here(seen, Identity(identity, facts.identity))
+            elif self._fenced:
                 self._require_ours(self._read_position(cluster))
             session = Session(
                 self._kafka_settings,
@@ -165,7 +169,8 @@ class Relay:
             # 5
             if self._claimed:
                 self._require_ours(found)
-            position = self._usable(found, facts, database, source.lane(self._name))
+            # Asked now: the one we fenced may have published rows that were not yet written at step 1.
+            position = self._usable(found, facts, source.facts(), source.lane(self._name))
             # 6
             position = self._commit(session, position, position.entries, ())
             self._claimed, self._fenced = True, False
@@ -255,6 +260,18 @@ class Relay:
         if found is not None and found.instance != self.instance:
             raise Superseded(self._name, found.instance)
 
+    def _require_here(self, found: Position | None, now: Identity) -> None:
+        if found is not None and (reasons := found.identity.differences(now)):
+            self._refuse(*reasons)
+
+    def _refuse(self, *reasons: str) -> NoReturn:
+        raise PositionRefused(
+            self._name,
+            reasons,
+            hint="`afluente relay status` shows the position. "
+            "Another database needs an AFLUENTE_TOPIC_PREFIX of its own",
+        )
+
     def _usable(self, found: Position | None, facts: ClusterFacts, database: Facts, lane: Lane | None) -> Position:
         """The position to go on from. PositionRefused when it does not belong here, or is gone."""
         now = Identity(database.identity, facts.identity)
@@ -271,18 +288,11 @@ class Relay:
         slots = [entry.slots for entry in found.entries]
         if slots != [ALL_SLOTS] or (found.layout, found.lane) != (LAYOUT, self._lane):
             raise PositionError("the position is of several lanes or entries: a newer version wrote it, run that one")
-        reasons = found.identity.differences(now)
+        self._require_here(found, now)
         if (top := found.entries[0].top) > database.last_seq:
-            reasons.append(
+            self._refuse(
                 f"the sequence of event_log stands at {database.last_seq}, but rows up to {top} were seen: "
                 "the database was put back to an earlier state"
-            )
-        if reasons:
-            raise PositionRefused(
-                self._name,
-                reasons,
-                hint="`afluente relay status` shows the position. "
-                "Another database needs an AFLUENTE_TOPIC_PREFIX of its own",
             )
         if found.instance == self.instance and found.number < self._confirmed:
             # All is decided (step 3), so rows and position went together, and will be published again.

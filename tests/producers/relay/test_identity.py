@@ -64,12 +64,22 @@ def wait_until(condition, timeout=30.0):
         waiting.wait(0.05)
 
 
-def test_another_database_is_refused(published, topics, postgres, template):
+def test_another_database_is_refused_and_its_relay_fences_nobody(
+    reader, topics, database, writers, postgres, template, processes
+):
+    relay = processes.start("relay", "run")
+    writers.commit(10)
+    reader.wait_for(10)
     with clone(postgres, template) as other:
         Writers(other).commit(3)
-        with pytest.raises(PositionRefused, match="the database is another one"):
-            run_until_it_ends(topics, other)
-    assert len(published.read_to_the_end()) == 10
+        lost = processes.run("relay", "run", "--take-over", env={"DATABASE_URL": other.url})
+    assert lost.returncode == 1
+    assert "the database is another one" in lost.stderr
+    writers.commit(10)
+    reader.wait_for(20)
+    assert relay.events("relay.session_lost") == []
+    assert relay.terminate() == 0
+    assert len(reader.read_to_the_end()) == 20
 
 
 def test_a_topic_made_anew_is_refused(published, topics, database, writers):

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import threading
 import uuid
 from datetime import UTC, datetime, timedelta
 
@@ -9,7 +10,8 @@ import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from afluente import kafka as clients
-from producers.relay.service import look
+from producers.relay.errors import Superseded
+from producers.relay.service import Relay, look
 from tests.producers.relay.oracle import EVENT_TYPE, assert_exactly_once_in_order, event_id_of
 from tests.producers.relay.running import relay_of
 
@@ -31,6 +33,53 @@ def test_a_thousand_events_of_concurrent_writers_are_published_once_and_in_causa
     records = reader.read_to_the_end()
     assert len(records) == 1_005
     assert_exactly_once_in_order(database, records)
+
+
+def test_a_rival_that_no_lease_held_back_is_told_by_its_claim(database, topics, writers, reader):
+    """Fencing is the safety net under the lease: the fenced one reads whose claim stands, and ends."""
+    writers.commit(10)
+    first = Relay(topics.settings, database.url)
+    ended = []
+
+    def run():
+        try:
+            first.run()
+        except Superseded as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    reader.wait_for(10)
+    rival = Relay(topics.settings, database.url)
+    rival._lease = Unheld()  # type: ignore[assignment]
+    second = threading.Thread(target=rival.run)
+    second.start()
+    try:
+        while thread.is_alive():  # an idle relay notices at its next rows, and publishes nothing until then
+            writers.commit(1)
+            thread.join(0.2)
+        writers.commit(10, writers.organizations[1])
+        reader.wait_for(len(database.execute("SELECT 1 FROM event_log")))
+    finally:
+        first.stop()
+        rival.stop()
+        thread.join(15)
+        second.join(15)
+    assert [error.rival for error in ended] == [rival.instance]
+    assert_exactly_once_in_order(database, reader.read_to_the_end())
+
+
+class Unheld:
+    """A lease that was lost: its holder does not know, and goes on."""
+
+    def acquire(self, stop, take_over=False):
+        return True
+
+    def renew(self):
+        pass
+
+    def release(self):
+        pass
 
 
 def test_rows_too_large_or_unfit_go_to_the_dead_letters_and_the_rest_goes_on(database, topics, writers, reader):
