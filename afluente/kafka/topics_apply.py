@@ -9,7 +9,7 @@ declaration are taken off again, except those that a reassignment puts there whi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -218,12 +218,21 @@ def _failures(futures: dict[str, Future[Any]]) -> dict[str, tuple[int, str]]:
 def record_counts(admin: AdminClient, topic: str) -> dict[int, int]:
     """Offsets between the first and the next record of each partition: records, and the marks of transactions."""
     partitions = admin.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic].partitions
-    ends = {}
     earliest, latest = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    for spec in (earliest, latest):
+    first, following = (_offsets(admin, topic, partitions, spec) for spec in (earliest, latest))
+    return {partition: following[partition] - first[partition] for partition in sorted(partitions)}
+
+
+def _offsets(admin: AdminClient, topic: str, partitions: Iterable[int], spec: OffsetSpec) -> dict[int, int]:
+    """One offset of each partition. A broker names the leader of a new partition a moment before it is one."""
+    deadline = time.monotonic() + REQUEST_TIMEOUT_S
+    while True:
         futures = admin.list_offsets(
             {TopicPartition(topic, partition): spec for partition in partitions}, request_timeout=REQUEST_TIMEOUT_S
         )
-        ends[spec] = {tp.partition: future.result(REQUEST_TIMEOUT_S).offset for tp, future in futures.items()}
-    first, following = ends.values()
-    return {partition: following[partition] - first[partition] for partition in sorted(partitions)}
+        try:
+            return {tp.partition: future.result(REQUEST_TIMEOUT_S).offset for tp, future in futures.items()}
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
