@@ -48,6 +48,7 @@ COMMANDS: dict[str, Entry] = {
     "web": Entry("Receive webhooks over HTTP.", "afluente.cli.web"),
     "channel": Entry("Connect senders of webhooks, and rotate their secrets.", "afluente.cli.channel"),
     "webhook": Entry("Manage webhook subscriptions and inbound deliveries.", "afluente.cli.webhook"),
+    "bench": Entry("Measure on this machine, beside other ways to do it.", "afluente.cli.bench"),
 }
 
 

@@ -263,7 +263,7 @@ def serves(address: str) -> bool:
 def _prepare(folder: Path) -> None:
     """Fetch the jars and make the rest. Runs under the cache's lock."""
     java = find_java()
-    _fetch(folder, java)
+    fetch_jars(folder, java)
     digests = {path.name: _digest(path) for path in sorted((folder / "libs").glob("*.jar"))}
     if not any(name.startswith("kafka_2.13") for name in digests):
         raise LocalError("Maven ended well but brought no broker", hint=f"rm -r {folder} and try again")
@@ -272,18 +272,19 @@ def _prepare(folder: Path) -> None:
     _make_archive(folder, java)
 
 
-def _fetch(folder: Path, java: Path) -> None:
+def fetch_jars(folder: Path, java: Path, *, package: str = "afluente.local", what: str = "Kafka") -> None:
+    """Put the jars that pom.xml of `package` names into `libs` of `folder`."""
     maven = shutil.which("mvn")
     if maven is None:
         raise Missing(
-            "Kafka cannot be fetched: Maven (mvn) is not installed",
+            f"{what} cannot be fetched: Maven (mvn) is not installed",
             hint="install Maven, or Docker, or set KAFKA_BOOTSTRAP_SERVERS to a broker that runs",
         )
     env = dict(os.environ)
     if "JAVA_HOME" not in env and shutil.which("java") is None:
         env["JAVA_HOME"] = str(java.parent.parent)
     log_path = folder / "maven.log"
-    with as_file(files("afluente.local").joinpath("pom.xml")) as pom, open(log_path, "w") as log:
+    with as_file(files(package).joinpath("pom.xml")) as pom, open(log_path, "w") as log:
         command: list[str | Path] = [
             maven,
             "-B",
@@ -306,7 +307,7 @@ def _fetch(folder: Path, java: Path) -> None:
     if done.returncode != 0:
         errors = [line for line in log_path.read_text(errors="replace").splitlines() if line.startswith("[ERROR]")]
         raise LocalError(
-            f"Maven could not fetch Kafka: {errors[0] if errors else process.last_words(log_path)}",
+            f"Maven could not fetch {what}: {errors[0] if errors else process.last_words(log_path)}",
             hint="check the network and Maven's settings.xml (mirrors, proxy), then try again",
             log=log_path,
         )

@@ -99,6 +99,11 @@ class EmbeddedPostgres:
         remove(self.folder)
 
 
+def program(name: str) -> Path:
+    """The path of a program that comes with the server (psql, pgbench)."""
+    return _programs(_owner()) / name
+
+
 @dataclass(frozen=True)
 class _Owner:
     """Who the server runs as: ourselves (None), or another user when we are root."""

@@ -1,0 +1,97 @@
+"""`afluente bench`: measure on this machine, beside what people would pick instead."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from afluente.cli.output import Format, FormatOption, say, show
+
+app = typer.Typer(
+    help="Measure on this machine, beside other ways to do it.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+Word = TypeVar("Word", bound=StrEnum)
+
+
+@app.callback()
+def _group() -> None:
+    """Measure on this machine, beside other ways to do it."""
+
+
+@app.command()
+def relay(
+    against: Annotated[
+        list[str] | None, typer.Option("--against", metavar="raw|debezium|all", help="also measure these; repeat it")
+    ] = None,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--part", metavar="drain|latency|emission|poll|memory", help="only these; memory is never by itself"
+        ),
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", min=1_000, help="rows to drain")] = 200_000,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="of each measurement; the median counts")] = 3,
+    seconds: Annotated[float, typer.Option("--seconds", min=2, help="of each latency and emission run")] = 15.0,
+    backlog_rows: Annotated[int, typer.Option("--backlog-rows", min=1_000, help="of the part memory")] = 5_000_000,
+    state_dir: Annotated[Path, typer.Option("--state-dir", help="where its servers and logs are while it runs")] = Path(
+        ".afluente/bench"
+    ),
+    keep: Annotated[bool, typer.Option("--keep", help="leave the data and logs there")] = False,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="also write everything to this file as Markdown")
+    ] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Measure the relay: drain, delay, what it costs the writers, an empty poll.
+
+    On a broker and a Postgres of its own. Checks what every peer has written and fails when one did less than the work.
+    Debezium's jars come by Maven. JSON keys: machine, versions, settings, figures {flat}, runs {by part}, began_at,
+    took_s.
+
+    \b
+    Examples:
+      afluente bench relay --rows 20000 --runs 1
+      afluente bench relay --against raw --against debezium --format json
+    """
+    from bench import relay as bench
+    from bench.report import judged, markdown
+
+    peers = tuple(bench.Against) if "all" in (against or ()) else _chosen(bench.Against, against, "--against")
+    parts = _chosen(bench.Part, part, "--part") or bench.DEFAULT_PARTS
+    plan = bench.Plan(
+        folder=state_dir.absolute() / str(os.getpid()),
+        rows=rows - rows % 10,
+        runs=runs,
+        parts=parts,
+        against=peers,
+        seconds=seconds,
+        backlog_rows=backlog_rows,
+        keep=keep,
+    )
+    result = bench.run(plan, dict(os.environ), say)
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(markdown(result))
+    if format is not Format.text:
+        show(asdict(result), format)
+        return
+    for name, found in result.runs.items():
+        print(f"{name}:")
+        show(found)
+        print()
+    show(judged(result.figures))
+    print("\n" + ", ".join(f"{name} {value}" for name, value in {**result.machine, **result.versions}.items()))
+
+
+def _chosen(kind: type[Word], words: list[str] | None, option: str) -> tuple[Word, ...]:
+    try:
+        return tuple(kind(word) for word in words or ())
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None

@@ -1,0 +1,75 @@
+"""A bench's result as Markdown: figures beside what is to be reached, the machine, and every run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.relay import Result
+
+# What is to be reached: (at least, None) or (None, at most).
+TARGETS: dict[str, tuple[float | None, float | None]] = {
+    "drain_vs_debezium": (4.0, None),
+    "drain_vs_debezium_tuned": (3.0, None),
+    "drain_vs_debezium_eos": (4.0, None),
+    "cpu_per_row_vs_debezium": (None, 0.25),
+    "rss_mb": (None, 120.0),
+    "rss_mb_one_transaction": (None, 120.0),
+    "rss_mb_backlog": (None, 120.0),
+    "p50_ms_at_200": (None, 5.0),
+    "p99_ms_at_200": (None, 20.0),
+    "p50_ms_at_2000": (None, 10.0),
+    "p99_ms_at_2000": (None, 50.0),
+    "idle_cpu_percent": (None, 3.0),
+    "empty_poll_ms_36_partitions": (None, 0.5),
+    **{f"emit_vs_insert_{count}": (0.85, None) for count in (8, 32)},
+    **{f"emit_relay_on_achieved_{count}": (0.95, None) for count in (8, 32)},
+    **{f"emit_relay_on_p99_vs_off_{count}": (None, 1.5) for count in (8, 32)},
+}
+
+
+def judged(figures: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Each figure with its target and whether it is reached (None: it has no target)."""
+    rows = []
+    for name, value in figures.items():
+        least, most = TARGETS.get(name, (None, None))
+        target = f">= {least:g}" if least is not None else f"<= {most:g}" if most is not None else ""
+        reached = None if not target else value >= least if least is not None else value <= (most or 0)
+        rows.append({"figure": name, "value": value, "target": target, "reached": reached})
+    return rows
+
+
+def markdown(result: Result) -> str:
+    """The whole result."""
+    facts = [
+        {"what": name, "value": value}
+        for part in (result.machine, result.versions, result.settings)
+        for name, value in part.items()
+    ]
+    parts = [f"# afluente bench relay, {result.began_at:%Y-%m-%d %H:%M} UTC, {result.took_s:.0f} s\n"]
+    parts.append(_table(judged(result.figures)))
+    parts.append("## Machine, versions, settings\n\n" + _table(facts))
+    parts += [f"## Runs: {name}\n\n{_table(rows)}" for name, rows in result.runs.items()]
+    return "\n".join(parts)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return ""
+    names = list(rows[0])
+    lines = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "**no**"
+    return (
+        ", ".join(map(str, value))
+        if isinstance(value, list)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )
