@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -18,12 +19,14 @@ from afluente.errors import Unavailable
 if TYPE_CHECKING:
     from afluente.settings import KafkaSettings
 
-__all__ = ["admin", "consumer", "producer", "read_topic"]
+__all__ = ["admin", "consumer", "headers_of", "producer", "read_topic"]
 
 METADATA_TIMEOUT_S = 10.0
 READ_STALL_S = 30.0
 
 _log = logging.getLogger("afluente.kafka")
+
+_read_headers = methodcaller("headers")
 
 
 def producer(settings: KafkaSettings, **overrides: Any) -> Producer:
@@ -100,6 +103,20 @@ def read_topic(
                 raise KafkaException(error)
     finally:
         client.close()
+
+
+def headers_of(record: Message) -> list[tuple[str, bytes | None]] | None:
+    """The record's headers in their order, names repeated as they are; None when they cannot be read.
+
+    Anybody who may produce can write a header name that is not UTF-8, and confluent-kafka then answers with a list that
+    must not be looked at: it holds NULL where the name should be, and the interpreter, which takes the short way for
+    `record.headers()`, crashes on it. Called through methodcaller the answer is checked, and is a SystemError. Ask only
+    once for each record, and only here: after a failure the client gives out that list without an error.
+    """
+    try:
+        return list(_read_headers(record) or ())
+    except (SystemError, UnicodeDecodeError):
+        return None
 
 
 def _dotted(overrides: dict[str, Any]) -> dict[str, Any]:

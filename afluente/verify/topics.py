@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -119,10 +118,10 @@ def retention(admin: AdminClient, topics: Sequence[str]) -> timedelta | None:
 
 
 def headers_of(record: Message) -> Mapping[str, str]:
-    """The headers as text, the last of each name; what is not text is left out."""
+    """The headers as text, the last of each name; what is not text is left out. None of a record whose headers nobody
+    can read: it is none of ours."""
     found = {}
-    headers: Any = record.headers() or ()
-    for name, value in headers:
+    for name, value in kafka.headers_of(record) or ():
         try:
             found[name] = value.decode() if isinstance(value, bytes) else ""
         except UnicodeDecodeError:

@@ -257,7 +257,7 @@ def _read_partition(client: Any, topic: str, partition: int, offsets: list[int])
 
 def _record(message: Any) -> Record:
     kind, timestamp = message.timestamp()
-    headers: Headers = [(str(name), value) for name, value in message.headers() or ()]
+    headers: Headers = kafka.headers_of(message) or []
     return Record(
         message.topic(),
         message.partition(),

@@ -122,7 +122,7 @@ class DelayMeter:
             message: Message | None = self._consumer.poll(0.1)
             if message is None or message.error() is not None:
                 continue
-            headers: dict[str, Any] = dict(message.headers() or ())
-            if "ce_time" in headers:
-                at = datetime.fromisoformat(headers["ce_time"].decode())
+            headers = dict(kafka.headers_of(message) or ())
+            if (time_header := headers.get("ce_time")) is not None:
+                at = datetime.fromisoformat(time_header.decode())
                 self.delays.samples.append((time.time() - at.timestamp()) * 1000)
