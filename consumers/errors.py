@@ -17,6 +17,8 @@ from afluente.errors import Refused
 class UnknownWorker(Refused):
     """No worker of that name; `close` is the nearest one there is."""
 
+    exit_status = 2  # a mistyped name is wrong usage
+
     def __init__(self, name: str, known: list[str]) -> None:
         self.name = name
         self.close = next(iter(difflib.get_close_matches(name, known, n=1)), None)
