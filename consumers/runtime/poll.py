@@ -27,7 +27,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from afluente import faults
+from afluente import faults, kafka
 from afluente.telemetry import get_logger, heartbeat
 from consumers.runtime.offsets import PartitionOffsets
 from consumers.runtime.records import Record
@@ -177,6 +177,7 @@ class Poller(threading.Thread):
             # front of it. Read the partition from its start again.
             self._consumer.seek(TopicPartition(topic, partition, place.start))
             return None
+        headers = kafka.headers_of(message)
         record = Record(
             topic=topic,
             partition=partition,
@@ -184,7 +185,8 @@ class Poller(threading.Thread):
             timestamp_ms=message.timestamp()[1],
             key=_bytes(message.key()),
             value=_bytes(message.value()),
-            headers=[(str(name), _bytes(value)) for name, value in _headers(message)],
+            headers=headers or (),
+            headers_unreadable=headers is None,
             place=place,
         )
         place.last = offset
@@ -347,10 +349,6 @@ class Poller(threading.Thread):
             self._failed(KafkaException(error))
         else:
             self._warn(error)
-
-
-def _headers(message: Message) -> list[tuple[Any, Any]]:
-    return list(message.headers() or ())  # type: ignore[arg-type]
 
 
 def _bytes(value: Any) -> bytes | None:

@@ -65,6 +65,8 @@ class Record:
     place: Any = None
     pending: int = 0
     """Deliveries of this record that are not finished."""
+    headers_unreadable: bool = False
+    """The name of one is not UTF-8, and the client gives out none of them."""
 
     @property
     def size(self) -> int:

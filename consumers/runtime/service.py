@@ -361,6 +361,9 @@ class WorkerService:
         for record in batch:
             record.pending = 1
             mark = None
+            if record.headers_unreadable:
+                self._spawn(record, self._undecodable(record, "BadHeaders", "the name of a header is not UTF-8"))
+                continue
             if record.topic in self._retry_topics:
                 try:
                     mark = records.read_mark(record)

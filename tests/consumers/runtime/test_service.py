@@ -44,6 +44,7 @@ from tests.consumers.runtime.support import (
     until,
 )
 from tests.consumers.runtime.workers import Batch, Caller, Plain, write_effect
+from tests.fixtures.raw_records import BAD_NAME, produce_batch
 
 SCALE = 0.001
 RECEIVED = "message.received"
@@ -423,6 +424,46 @@ async def test_poison_on_every_topic_is_a_dead_letter_with_its_bytes_and_stops_n
         await asyncio.to_thread(until, lambda: lag(topics, "everything-worker", places) == 0)
         assert await worker.stop()
     assert len(topics.records(topics.dead_letter("everything-worker"))) == count
+
+
+async def test_headers_nobody_can_read_are_a_dead_letter_and_odd_ones_are_passed_on(database, topics, running):
+    organization = database.organization()
+    create_topics(topics, "plain-worker")
+    bad, good, odd, many = (row(organization) for _ in range(4))
+    key = str(organization).encode()
+    headers = [*schemas.headers(bad), (BAD_NAME, b"v")]
+    source, retry = topics.event(RECEIVED), topics.retry("plain-worker", 30)
+    records = [
+        (key, schemas.encode(bad), headers),
+        (key, schemas.encode(good), schemas.headers(good)),
+        (key, schemas.encode(odd), [*schemas.headers(odd), ("x-target", None), ("x-generation", None), ("", b"")]),
+        (key, schemas.encode(many), [*schemas.headers(many), *((f"h{n}", b"v" * 10) for n in range(20_000))]),
+    ]
+    produce_batch(topics.settings, source, records, partition=1)
+    produce_batch(topics.settings, retry, records[:1], partition=2)
+    async with running(Plain()) as worker:
+        for event in (good, odd, many):
+            await worker.of("worker.delivered", event_id=str(event.id))
+        await worker.of("worker.dead", count=2)
+        await asyncio.to_thread(until, lambda: lag(topics, "plain-worker", [source, retry]) == 0)
+        assert await worker.stop()
+    assert {event for event, _, _ in effects(database)} == {good.id, odd.id, many.id}
+    letters = topics.records(topics.dead_letter("plain-worker"))
+    assert [(letter.key(), letter.value()) for letter in letters] == [(key, schemas.encode(bad))] * 2
+    kept = [dict(clients.headers_of(letter) or ()) for letter in letters]
+    assert all(found["x-error-class"] == b"BadHeaders" and "ce_id" not in found for found in kept)
+    places = {
+        (found["x-origin-topic"].decode(), found["x-origin-partition"], found["x-origin-offset"]) for found in kept
+    }
+    assert places == {(source, b"1", b"0"), (retry, b"2", b"0")}
+    assert database.execute("SELECT DISTINCT error_class FROM undecodable_record") == [("BadHeaders",)]
+    # read again from the start, they are known
+    reset(topics, "plain-worker", [source, retry])
+    async with running(Plain()) as worker:
+        await asyncio.to_thread(until, lambda: lag(topics, "plain-worker", [source, retry]) == 0)
+        assert await worker.stop()
+    assert len(topics.records(topics.dead_letter("plain-worker"))) == 2
+    assert len(effects(database)) == 3
 
 
 class Ordered(TransactionalWorker):
