@@ -80,7 +80,7 @@ Observer: TypeAlias = Callable[..., None]
 """Called with an event name and fields at the places tests wait for; does nothing in production."""
 
 UNADDRESSED = "?"
-"""The target of a delivery that is dead because its targets could not be found; reprocessed, it looks for them again."""
+"""The target of a delivery that is dead because none could be found; reprocessed, they are looked for again."""
 
 KEEP_BEYOND = timedelta(seconds=retry.LONGEST_IN_KAFKA_S)
 _BATCHES = 2  # transactional batches at once: one in the database, one being decoded and claimed
