@@ -24,7 +24,7 @@ class UnknownWorker(Refused):
         self.close = next(iter(difflib.get_close_matches(name, known, n=1)), None)
         super().__init__(
             f"no worker is called {name!r}" + (f"; did you mean {self.close}?" if self.close else ""),
-            hint="`afluente worker list` names them all",
+            hint=f"one of {', '.join(known)}, or module:Class",
         )
 
 
