@@ -134,3 +134,5 @@ GRANT SELECT ON deferred_event TO afluente_app, afluente_admin, afluente_worker;
 
 INSERT INTO afluente.monthly_partitioned (table_name) VALUES ('event_log');
 SELECT afluente.ensure_partitions((clock_timestamp() AT TIME ZONE 'UTC' + interval '3 months')::date);
+
+REVOKE ALL ON FUNCTION afluente.refuse_rewrite(), afluente.refuse_sealed() FROM PUBLIC;

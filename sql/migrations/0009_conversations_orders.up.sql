@@ -419,3 +419,8 @@ BEGIN
 END;
 $$;
 CREATE TRIGGER emit_changes AFTER UPDATE ON leads FOR EACH ROW EXECUTE FUNCTION afluente.emit_lead_changes();
+
+-- Firing a trigger needs no right to its function; calling it from a trigger on a table of one's own does. Whoever could
+-- would write events and counts of other tenants.
+REVOKE ALL ON FUNCTION afluente.lock_message(), afluente.apply_message_event(), afluente.apply_message(),
+    afluente.emit_lead_changes() FROM PUBLIC;

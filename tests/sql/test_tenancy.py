@@ -330,7 +330,6 @@ def test_nobody_else_has_a_grant(database):
           FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace,
                aclexplode(COALESCE(p.proacl, acldefault('f', p.proowner))) a
          WHERE n.nspname IN ('public', 'afluente') AND a.grantee = 0 AND p.prosecdef
-           AND p.prorettype <> 'trigger'::regtype
         """
     ).fetchall()
     assert found == []
