@@ -214,8 +214,7 @@ def _kafka(environment: Mapping[str, str]) -> Iterator[Finding]:
         settings = KafkaSettings.read(environment)
     except SettingsError:
         return  # said under settings
-    # its own complaints would come between ours
-    admin = clients.admin(settings, log_level=0)
+    admin = clients.admin(settings)
     try:
         metadata = admin.list_topics(timeout=KAFKA_TIMEOUT_S)
     except KafkaException as error:
