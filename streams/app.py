@@ -17,6 +17,7 @@ from faust.tables.manager import TableManager
 from faust.types.enums import ProcessingGuarantee
 
 from afluente.settings import KafkaSettings, SecurityProtocol
+from streams import record_batches
 from streams.consumer import BulkTransport, Folding, check_versions
 from streams.errors import Unfit
 
@@ -57,6 +58,7 @@ def build(kafka: KafkaSettings, folding: Folding, *, member_id: str, web_port: i
     processes with the same one throw each other out. `web_port`: Faust's own pages on the loopback address.
     """
     check_versions()
+    record_batches.install()
     app = StreamApp(
         kafka.group_id(APP_ID),
         broker=[f"kafka://{server.strip()}" for server in kafka.bootstrap_servers.split(",")],

@@ -29,7 +29,7 @@ import psycopg
 import sql
 from afluente import faults, postgres, telemetry
 from afluente.errors import Unavailable
-from streams.errors import Abandoned, Fenced, Unfit, Unreadable
+from streams.errors import Abandoned, BadHeaders, Fenced, Unfit, Unreadable
 from streams.summaries import decode
 from streams.summaries.fold import Fact, Increment, Key, fold
 
@@ -71,6 +71,14 @@ class Record(Protocol):
     def value(self) -> bytes | None: ...
     @property
     def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
+
+
+class UnreadableHeader(NamedTuple):
+    """A header of a record with a name that is not UTF-8, its own or another's: all headers of the record are of this
+    class. Bytes of the name that are not UTF-8 are written as \\xff."""
+
+    name: str
+    value: bytes | None
 
 
 class DeadLetter(NamedTuple):
@@ -243,6 +251,8 @@ class Sink:
         return batch, below
 
     def _decoded(self, record: Record) -> Fact | None:
+        if (headers := record.headers) and type(headers[0]) is UnreadableHeader:
+            raise BadHeaders("the name of a header is not UTF-8")
         attempt = 0
         while True:
             try:

@@ -14,7 +14,8 @@ import schemas
 from afluente import kafka as clients
 from schemas.partitioner import partition_for
 from streams.service import check_topic
-from streams.summaries.sink import Partition, Sink
+from streams.summaries.sink import Partition, Sink, UnreadableHeader
+from tests.fixtures.raw_records import BAD_NAME, produce_batch
 from tests.streams.records import Feed, Fences, Record, expected, some_events, summaries
 
 
@@ -99,6 +100,7 @@ def test_a_bare_consumer_with_the_same_sink_comes_to_the_same(stream, feed, fenc
     for start in range(0, 400, 50):
         feed.send(events[start : start + 50] + events[max(0, start - 20) : start])
     feed.send_bytes(b"poison", events[0].value_bytes()[:-2])
+    produce_batch(topics.settings, topic, [(b"k", event.value_bytes(), [(BAD_NAME, b"")]) for event in events[:3]])
     stream().wait_for("stream.ready")
     fences.wait_until_folded()
     from_faust = (summaries(database), dead_letters(database))
@@ -109,7 +111,7 @@ def test_a_bare_consumer_with_the_same_sink_comes_to_the_same(stream, feed, fenc
     fold_with_confluent(database, topics, topic, fences.ends())
     assert (summaries(database, generation=2), dead_letters(database, generation=2)) == from_faust
     assert from_faust[0] == expected(events)
-    assert len(from_faust[1]) == 2
+    assert len(from_faust[1]) == 5
 
 
 def fold_with_confluent(database, topics, topic, ends):
@@ -126,7 +128,9 @@ def fold_with_confluent(database, topics, topic, ends):
                 offset, partition = message.offset(), message.partition()
                 assert offset is not None
                 assert partition is not None
-                record = Record(offset, message.value(), message.key(), tuple(message.headers() or ()))
+                headers = clients.headers_of(message)
+                known = (UnreadableHeader("", None),) if headers is None else tuple(headers)
+                record = Record(offset, message.value(), message.key(), known)
                 fetch.setdefault(Partition(topic, partition), []).append(record)
             positions = {
                 Partition(topic, position.partition): position.offset
@@ -188,6 +192,65 @@ def test_poison_never_stops_it_and_never_vanishes(stream, feed, fences, database
     assert json.loads(processes.run("stream", "status", "--format", "json").stdout)["dead_letters"] == len(kept)
     listed = json.loads(processes.run("stream", "dead-letters", "--format", "json").stdout)
     assert {row["reason"] for row in listed} == {reason for _, _, _, reason in kept}
+
+
+def test_a_header_name_of_any_bytes_is_a_dead_letter_and_odd_headers_are_none(
+    stream, feed, fences, topics, topic, database, processes
+):
+    bad, odd, sent = some_events(8, seed=2), some_events(3, seed=3), some_events(60)
+    headers = [("seq", b"\x00\xff"), (BAD_NAME, b"x"), ("n\0", None)]
+    many = [(f"h{n}", b"v" * 10) for n in range(20_000)]
+    worker = stream()
+    worker.wait_for("stream.ready")
+    for partition in range(2):
+        feed.send(sent[partition * 30 : partition * 30 + 30])
+        own = bad[partition * 4 : partition * 4 + 4]
+        key = str(own[0].organization_id).encode()
+        produce_batch(
+            topics.settings,
+            topic,
+            [
+                (key, own[0].value_bytes(), headers),
+                (None, odd[partition].value_bytes(), [("seq", None), ("", b"")]),
+                (None, own[1].value_bytes(), [(BAD_NAME, None)] * 20_000),
+                (None, None, headers),
+                (b"\xff", own[2].value_bytes(), headers),
+            ],
+            partition=partition,
+        )
+        produce_batch(
+            topics.settings, topic, [(key, own[3].value_bytes(), headers)], partition=partition, compression=1
+        )
+    produce_batch(topics.settings, topic, [(None, odd[2].value_bytes(), many)], partition=5)
+    produce_batch(topics.settings, topic, [(None, b"poison", many)], partition=5)
+    fences.wait_until_folded()
+    assert summaries(database) == expected(sent + odd)
+    kept = database.execute(
+        "SELECT record_value, record_key, organization_id, record_headers, error_class, reason FROM stream_dead_letter"
+        " WHERE partition < 2 OR error_class = 'BadHeaders'"
+    )
+    assert sorted((value for value, *_ in kept), key=str) == sorted(
+        [*(event.value_bytes() for event in bad), None, None], key=str
+    )
+    assert {(error_class, reason) for *_, error_class, reason in kept} == {
+        ("BadHeaders", "the name of a header is not UTF-8")
+    }
+    [(key, organization, names)] = [row[1:4] for row in kept if row[0] == bad[0].value_bytes()]
+    assert (key, organization) == (str(bad[0].organization_id).encode(), bad[0].organization_id)
+    assert names == [["seq", "00ff"], [r"\xff\xfe\x80", "78"], ["n\ufffd", None]]
+    [(count,)] = database.execute(
+        "SELECT jsonb_array_length(record_headers) FROM stream_dead_letter WHERE partition = 5"
+    )
+    assert count == 20_000
+    listed = json.loads(processes.run("stream", "dead-letters", "--format", "json").stdout)
+    assert len([row for row in listed if row["error_class"] == "BadHeaders"]) == len(kept)
+    # and it goes on from behind them
+    feed.send(some_events(20, seed=4))
+    assert worker.terminate() == 0
+    stream("a").wait_for("stream.ready", count=1)
+    fences.wait_until_folded()
+    assert summaries(database) == expected([*sent, *odd, *some_events(20, seed=4)])
+    assert database.execute("SELECT count(*) FROM stream_dead_letter") == [(len(kept) + 1,)]
 
 
 # what it refuses

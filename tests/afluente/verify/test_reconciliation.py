@@ -17,6 +17,7 @@ import schemas
 from afluente import kafka, postgres
 from afluente.verify import reconcile
 from schemas import Row
+from tests.fixtures.raw_records import BAD_NAME, produce_batch
 
 WORKER = "webhook-dispatch-worker"
 PARTITIONS = 2
@@ -496,6 +497,31 @@ def test_random_bytes_on_every_topic_do_not_stop_it(healthy):
             b"\x00\xff\xfe",
             [("seq", b"99999999999999999999"), ("ce_time", b"\xff"), ("x-generation", b"a")],
         )
+    assert healthy.findings() == []
+
+
+def test_headers_nobody_can_read_do_not_stop_it(healthy):
+    topics = healthy.topics
+    row = healthy.rows_by_name["done"]._replace(id=uuid4(), seq=0)
+    place = topics.event("lead.created"), healthy.empty_partition, 0
+    records = [(b"k", value, [*schemas.headers(row), (BAD_NAME, b"v")]) for value in (schemas.encode(row), b"x")]
+    for topic in (
+        topics.retry(WORKER, 30),
+        topics.parked(WORKER),
+        topics.dead_letter(WORKER),
+        topics.relay_dead_letter,
+    ):
+        produce_batch(topics.settings, topic, records * 20)
+    produce_batch(topics.settings, place[0], records[:1], partition=place[1])
+    assert healthy.findings() == []
+    # the event's own bytes still say which it is, until the worker has buried them
+    healthy.commit(place)
+    assert healthy.findings() == [("event_without_delivery", str(row.id))]
+    healthy.database.execute(
+        "INSERT INTO undecodable_record (worker, topic, partition, record_offset, record_timestamp, error_class, error,"
+        " size_bytes) VALUES (%s, %s, %s, %s, now(), 'BadHeaders', 'x', 2)",
+        (WORKER, *place),
+    )
     assert healthy.findings() == []
 
 
