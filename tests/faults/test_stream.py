@@ -14,6 +14,7 @@ import pytest
 
 from tests.fixtures.kafka import Kafka
 from tests.fixtures.postgres import Database, Server
+from tests.fixtures.raw_records import BAD_NAME, produce_batch
 from tests.fixtures.topics import TestTopics
 from tests.streams.records import ContactEvent, Feed, Fences, expected, some_events, summaries
 
@@ -80,6 +81,33 @@ def test_killed_at_a_named_point_it_goes_on_exactly(point, stream, feed, fences,
     assert len(kills) == 3, "the point was not passed as often as it should have been"
     assert summaries(database) == expected(feed.sent)
     assert database.execute("SELECT count(*) FROM stream_dead_letter") == [(0,)]
+    assert last.returncode is None
+
+
+@pytest.mark.parametrize("point", ["stream.after_fetch", "stream.before_commit", "stream.after_commit"])
+def test_killed_among_headers_nobody_can_read_it_keeps_each_once(
+    point, stream, feed, fences, chunks, database, topics, topic, tmp_path
+):
+    log = tmp_path / "faults"
+    worst = [(str(n).encode(), b"bad", [(BAD_NAME, b"v")]) for n in range(7)]
+    bad = 0
+    for hit in (1, 3, 2):
+        worker = stream(env={"AFLUENTE_FAULT": f"{point}:{hit}", "AFLUENTE_FAULT_LOG": log})
+        worker.wait_for("stream.ready")
+        for chunk in itertools.islice(chunks, 1000):
+            if worker.returncode is not None:
+                break
+            feed.send(chunk)
+            produce_batch(topics.settings, topic, worst, partition=bad % 6)
+            bad += 7
+        assert worker.wait(30) == -signal.SIGKILL, worker.tail()
+    last = stream()
+    feed.send(next(chunks))
+    fences.wait_until_folded()
+    kills = [line for line in log.read_text().splitlines() if line.endswith("KILL")]
+    assert len(kills) == 3, "the point was not passed as often as it should have been"
+    assert summaries(database) == expected(feed.sent)
+    assert database.execute("SELECT count(*), count(DISTINCT reason) FROM stream_dead_letter") == [(bad, 1)]
     assert last.returncode is None
 
 
