@@ -1,21 +1,91 @@
-"""The HTTP server around the application. Says `web.ready` once it accepts connections, with the address."""
+"""The HTTP server around the application. Says `web.ready` once it accepts connections, with the address.
+
+A connection costs its sender nothing, so none of them may keep others out: see `Protocol`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from afluente.telemetry import get_logger
 
 log = get_logger(__name__)
 
 KEEP_ALIVE_S = 30
+HEAD_WITHIN_S = 5.0
 STOP_WITHIN_S = 10
 MAX_CONNECTIONS = 1000
+
+
+class Protocol(H11Protocol):
+    """uvicorn's, which waits for no sender for ever. Its own one timer is stopped by every byte that comes.
+
+    HEAD_WITHIN_S is what a sender has for the head of a request, for the rest of a body that was answered unread, and
+    for taking an answer off our hands. A body that the application reads is the application's to time. Where
+    MAX_CONNECTIONS are open, a new one gets the place of the one that has been without a request for longest.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+    _waiting_since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self.connections) >= MAX_CONNECTIONS - 1:
+            self._make_room()
+        super().connection_made(transport)
+        self._waiting_since = self.loop.time()
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        self._waiting_since = self.loop.time()
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def is_waiting(self) -> bool:
+        """Whether the sender is the one to do something, and no application counts on this connection."""
+        return self.flow.write_paused or self.cycle is None or self.cycle.response_complete
+
+    def _watch(self) -> None:
+        idle = self.timeout_keep_alive_task is not None and self.conn.their_state is not h11.SEND_BODY
+        if not self.is_waiting() or idle:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self._deadline = None
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_WITHIN_S, self.transport.abort)
+
+    def _make_room(self) -> None:
+        waiting = [
+            other
+            for other in self.connections
+            if isinstance(other, Protocol) and other.is_waiting() and not other.transport.is_closing()
+        ]
+        if waiting:
+            min(waiting, key=lambda other: other._waiting_since).transport.abort()
 
 
 class Server(uvicorn.Server):
@@ -36,10 +106,17 @@ class Server(uvicorn.Server):
 
 def serve(app: Any, host: str, port: int) -> None:
     """Serve until SIGTERM or SIGINT. Port 0 takes a free one; `web.ready` says which."""
+    server_of(app, host, port).run()
+
+
+def server_of(app: Any, host: str = "127.0.0.1", port: int = 0) -> Server:
+    """The server that `serve` runs, for those that have an event loop of their own."""
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
+        http=Protocol,
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -47,4 +124,4 @@ def serve(app: Any, host: str, port: int) -> None:
         timeout_graceful_shutdown=STOP_WITHIN_S,
         limit_concurrency=MAX_CONNECTIONS,
     )
-    Server(config).run()
+    return Server(config)

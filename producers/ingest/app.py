@@ -1,20 +1,24 @@
 """The HTTP side of ingest: `POST /webhooks/<source>/<channel>[/<topic>]`, and GET for WhatsApp's set-up.
 
 What an answer means: 2xx is "durably stored", whatever is thought of it later; 401 a signature that does not fit; 404
-an address of nobody's; 408, 413 a body that came too slowly or is too large; 503 "not stored, send it again"
-(Postgres is away, or too much is in flight). Nothing is done before the answer but what `store` does in its one
-transaction.
+an address of nobody's, said before the body is read; 408, 413 a body that came too slowly or is too large; 503 "not
+stored, send it again" (Postgres is away, or too much is in flight). Nothing is done before the answer but what `store`
+does in its one transaction.
 
-Bounded: a body by `MAX_BODY_BYTES` (read in pieces, refused at the first byte too many), what is in flight by
-`max_in_flight`, and rows about refused deliveries by a bucket for the whole process, so that nobody can fill the table
-without a secret.
+Bounded: a body by `MAX_BODY_BYTES` (read in pieces, refused at the first byte too many), what is held in memory by
+`MAX_HELD_BYTES`, of one peer by `MAX_PEER_BYTES`, stores at once by `max_in_flight`, and rows about refused deliveries
+by a bucket for the whole process, so that nobody can fill the table without a secret. Who sends slowly holds little
+more than the bytes that came: the place at Postgres is taken once the body is here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
@@ -30,15 +34,20 @@ from afluente.telemetry import get_logger
 from producers.ingest import store
 from producers.ingest.signature import verify_token
 from producers.ingest.sources import Source, registered
-from producers.ingest.store import Incoming, Outcome, Receipt
+from producers.ingest.store import Channel, Incoming, Outcome, Receipt
 
 log = get_logger(__name__)
 
 MAX_BODY_BYTES = 3 * 1024 * 1024  # WhatsApp's own bound for one POST
-READ_TIMEOUT_S = 10.0
 # Shopify gives up after 5 s in all: the answer must be out before, even if it is "try again".
+READ_TIMEOUT_S = 4.0
 STORE_TIMEOUT_S = 3.5
 MAX_IN_FLIGHT = 32
+MAX_HELD_BYTES = 96 * 1024 * 1024
+# Behind a proxy that is not named in FORWARDED_ALLOW_IPS all senders are one peer: room for eight of the largest.
+MAX_PEER_BYTES = 24 * 1024 * 1024
+# As much as the server reads ahead before anybody asks for the body.
+MIN_HELD_BYTES = 64 * 1024
 REFUSALS_PER_S, REFUSALS_BURST = 5.0, 200.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}\Z")
 
@@ -70,6 +79,38 @@ class BodyError(Exception):
         self.reason = reason
         self.status = status
         super().__init__(reason)
+
+
+class Busy(Exception):
+    """Too much is in flight."""
+
+
+class Memory:
+    """The bytes that requests hold, in all and of each peer address."""
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def of(self, peer: str) -> Iterator[Callable[[int], None]]:
+        """One request's share, given back at the end. Call with the bytes it holds by now; raises Busy."""
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            more = max(size, MIN_HELD_BYTES) - held
+            if self._held[peer] + more > MAX_PEER_BYTES or self._held.total() + more > MAX_HELD_BYTES:
+                raise Busy
+            self._held[peer] += more
+            held += more
+
+        try:
+            hold(0)
+            yield hold
+        finally:
+            self._held[peer] -= held
+            if self._held[peer] <= 0:
+                del self._held[peer]
 
 
 @dataclass
@@ -111,6 +152,7 @@ class Receiver:
         self._clock = clock or SystemClock()
         self._sources = registered()
         self._observe = observer
+        self._memory = Memory()
         self._free = max_in_flight
         self._refusals = Bucket(REFUSALS_PER_S, REFUSALS_BURST)
 
@@ -126,37 +168,50 @@ class Receiver:
         source = self._sources.get(request.path_params["source"])
         if source is None:
             return _answer(404, "unknown_source")
-        if self._free <= 0:
-            return _answer(503, "busy", retry_after_s=1)
-        self._free -= 1
         try:
-            return await self._take(request, source)
+            with self._memory.of(request.client.host if request.client else "") as hold:
+                return await self._take(request, source, hold)
+        except Busy:
+            return _answer(503, "busy", retry_after_s=1)
         except (psycopg.OperationalError, PoolTimeout, PoolClosed, TooManyRequests, TimeoutError) as error:
             # Not stored, or not known to be: the sender tries again, and a repeat is found by its key.
             log.warning("ingest.unavailable", source=source.name, error=type(error).__name__)
             return _answer(503, "unavailable", retry_after_s=5)
-        finally:
-            self._free += 1
 
-    async def _take(self, request: Request, source: Source) -> Response:
-        incoming = self._incoming(request, source, b"")
+    async def _take(self, request: Request, source: Source, hold: Callable[[int], None]) -> Response:
+        incoming = self._incoming(request, source)
+        channel = await self._channel(source, incoming.channel_id)
+        if channel is None:
+            await self._note_refusal(incoming, "unknown_channel", Outcome.UNKNOWN_CHANNEL)
+            return _answer(404, "unknown_channel")
         try:
-            incoming = self._incoming(request, source, await _read_body(request))
+            body = await _read_body(request, hold)
         except BodyError as problem:
-            await self._note_refusal(incoming, problem.reason)
+            await self._note_refusal(incoming, problem.reason, Outcome.REFUSED, channel)
             return _answer(problem.status, problem.reason, close=True)
-        async with asyncio.timeout(STORE_TIMEOUT_S):
-            receipt = await self._store(incoming)
+        receipt = await self._store(replace(incoming, body=body))
         return _answer(
             _STATUS[receipt.outcome], receipt.reason if _STATUS[receipt.outcome] >= 400 else receipt.outcome.value
         )
 
+    async def _channel(self, source: Source, channel_id: UUID | None) -> Channel | None:
+        if channel_id is None:
+            return None
+        async with asyncio.timeout(STORE_TIMEOUT_S), self._pool.connection(timeout=STORE_TIMEOUT_S) as conn:
+            return await store.find_channel(conn, self._keyring, source.name, channel_id, self._clock.now())
+
     async def _store(self, incoming: Incoming) -> Receipt:
-        async with self._pool.connection(timeout=STORE_TIMEOUT_S) as conn:
-            receipt = await store.receive(conn, self._keyring, incoming)
-            refused = receipt.outcome in (Outcome.REFUSED, Outcome.UNKNOWN_CHANNEL)
-            if refused and not self._refusals.take(self._clock.monotonic()):
-                await conn.rollback()
+        if self._free <= 0:
+            raise Busy
+        self._free -= 1
+        try:
+            async with asyncio.timeout(STORE_TIMEOUT_S), self._pool.connection(timeout=STORE_TIMEOUT_S) as conn:
+                receipt = await store.receive(conn, self._keyring, incoming)
+                refused = receipt.outcome in (Outcome.REFUSED, Outcome.UNKNOWN_CHANNEL)
+                if refused and not self._refusals.take(self._clock.monotonic()):
+                    await conn.rollback()
+        finally:
+            self._free += 1
         self._say(
             "ingest.refused" if refused else "ingest.stored",
             source=incoming.source.name,
@@ -169,25 +224,19 @@ class Receiver:
         )
         return receipt
 
-    async def _note_refusal(self, incoming: Incoming, reason: str) -> None:
+    async def _note_refusal(
+        self, incoming: Incoming, reason: str, outcome: Outcome, channel: Channel | None = None
+    ) -> None:
         if self._refusals.take(self._clock.monotonic()):
-            await self._store_refusal(incoming, reason)
+            async with asyncio.timeout(STORE_TIMEOUT_S), self._pool.connection(timeout=STORE_TIMEOUT_S) as conn:
+                await store.refuse(conn, incoming, reason, channel)
         self._say(
             "ingest.refused",
             source=incoming.source.name,
-            outcome=Outcome.REFUSED.value,
+            outcome=outcome.value,
             reason=reason,
             request_id=incoming.request_id,
         )
-
-    async def _store_refusal(self, incoming: Incoming, reason: str) -> None:
-        async with asyncio.timeout(STORE_TIMEOUT_S), self._pool.connection(timeout=STORE_TIMEOUT_S) as conn:
-            channel = None
-            if incoming.channel_id is not None:
-                channel = await store.find_channel(
-                    conn, self._keyring, incoming.source.name, incoming.channel_id, incoming.received_at
-                )
-            await store.refuse(conn, incoming, reason, channel)
 
     def _say(self, name: str, **fields: Any) -> None:
         log.info(name, **fields)
@@ -201,8 +250,7 @@ class Receiver:
             return _answer(404, "not_found")
         query = request.query_params
         try:
-            async with asyncio.timeout(STORE_TIMEOUT_S), self._pool.connection(timeout=STORE_TIMEOUT_S) as conn:
-                channel = await store.find_channel(conn, self._keyring, source.name, channel_id, self._clock.now())
+            channel = await self._channel(source, channel_id)
         except (psycopg.OperationalError, PoolTimeout, PoolClosed, TooManyRequests, TimeoutError):
             return _answer(503, "unavailable", retry_after_s=5)
         tokens = channel.secrets[store.VERIFY_TOKEN] if channel else ()
@@ -210,13 +258,13 @@ class Receiver:
             return _answer(403, "verify_token_mismatch")
         return PlainTextResponse(query.get("hub.challenge", ""), headers={"x-content-type-options": "nosniff"})
 
-    def _incoming(self, request: Request, source: Source, body: bytes) -> Incoming:
+    def _incoming(self, request: Request, source: Source) -> Incoming:
         headers = {name.lower(): value for name, value in request.headers.items()}
         given = headers.get("x-request-id", "")
         return Incoming(
             source=source,
             channel_id=_uuid(request.path_params["channel"]),
-            body=body,
+            body=b"",
             headers=headers,
             received_at=self._clock.now(),
             url_topic=request.path_params.get("topic"),
@@ -224,8 +272,8 @@ class Receiver:
         )
 
 
-async def _read_body(request: Request) -> bytes:
-    """The body, as the bytes that came. Reads no further than the bound."""
+async def _read_body(request: Request, hold: Callable[[int], None]) -> bytes:
+    """The body, as the bytes that came. Reads no further than the bound; `hold` hears how much it is so far."""
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and (len(declared) > 15 or int(declared) > MAX_BODY_BYTES):
         raise BodyError("body_too_large", 413)
@@ -236,6 +284,7 @@ async def _read_body(request: Request) -> bytes:
                 body += piece
                 if len(body) > MAX_BODY_BYTES:
                     raise BodyError("body_too_large", 413)
+                hold(len(body))
     except ClientDisconnect:
         raise BodyError("body_truncated", 400) from None
     except TimeoutError:
@@ -254,7 +303,9 @@ def _answer(status: int, word: str | None, *, retry_after_s: int | None = None, 
 
 
 def _uuid(text: str) -> UUID | None:
+    """The id, if it is written as we write it: one channel has one address."""
     try:
-        return UUID(text)
+        found = UUID(text)
     except ValueError:
         return None
+    return found if str(found) == text else None

@@ -247,7 +247,8 @@ async def _route(
 async def _named(
     conn: Connection, keyring: Keyring, source: Source, parts: Sequence[Part], now: datetime
 ) -> Mapping[str, list[Channel]]:
-    names = [part.external_id for part in parts if part.external_id is not None]
+    # What cannot be printed (a NUL, half a surrogate pair) is nobody's name, and nothing to ask Postgres for.
+    names = [part.external_id for part in parts if part.external_id is not None and part.external_id.isprintable()]
     accounts = [name.removeprefix(ACCOUNT_PREFIX) for name in names if name.startswith(ACCOUNT_PREFIX)]
     found: dict[str, list[Channel]] = defaultdict(list)
     parameters = {
@@ -365,14 +366,15 @@ async def _emit(
 def _kept(incoming: Incoming) -> dict[str, str]:
     """The headers that are stored; ':topic' is the one that stood in the URL."""
     wanted = COMMON_HEADERS | incoming.source.kept_headers
-    kept = {
-        name: value[:MAX_HEADER].encode("ascii", "replace").decode()
-        for name, value in incoming.headers.items()
-        if name in wanted
-    }
+    kept = {name: value for name, value in incoming.headers.items() if name in wanted}
     if incoming.url_topic:
-        kept[":topic"] = incoming.url_topic[:MAX_HEADER]
-    return kept
+        kept[":topic"] = incoming.url_topic
+    return {name: _printable(value[:MAX_HEADER]) for name, value in kept.items()}
+
+
+def _printable(text: str) -> str:
+    """With '?' for all but printable ASCII: Postgres takes no NUL, and people look at these."""
+    return "".join(letter if " " <= letter <= "~" else "?" for letter in text)
 
 
 def _declared_bytes(incoming: Incoming) -> int:

@@ -33,6 +33,7 @@ def route(body: bytes, headers: Mapping[str, str], url_topic: str | None) -> lis
     resource, _, action = topic.partition("/")
     identifier = thin.get("id")
     known = isinstance(identifier, int | str) and not isinstance(identifier, bool) and str(identifier) != ""
+    known = known and str(identifier).isprintable()
     return [
         Part(
             topic=topic,

@@ -19,12 +19,17 @@ ACCOUNT_PREFIX = "waba:"
 
 
 def route(body: bytes, headers: Mapping[str, str], url_topic: str | None) -> list[Part]:
-    document = read_object(body)
-    changes = list(_changes(document)) if document is not None else []
-    if document is None or not changes:
-        return [Part(topic=UNKNOWN, dedupe_key=f"body-{sha256(body)}")]
+    try:
+        parts = _parts(read_object(body) or {})
+    except RecursionError:
+        # Nested just so deeply that it can be read but not written again.
+        parts = []
+    return parts or [Part(topic=UNKNOWN, dedupe_key=f"body-{sha256(body)}")]
+
+
+def _parts(document: dict[str, Any]) -> list[Part]:
     numbers: dict[str | None, list[tuple[dict[str, Any], dict[str, Any]]]] = {}
-    for entry, change in changes:
+    for entry, change in _changes(document):
         numbers.setdefault(_number(entry, change), []).append((entry, change))
     return [_part(document, number, found, whole=len(numbers) == 1) for number, found in numbers.items()]
 

@@ -15,19 +15,25 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-import uvicorn
 
 from afluente import postgres as connections
 from afluente.secrets import Keyring
 from afluente.web.app import build
+from afluente.web.server import server_of
 from producers.ingest import channels
 
 SECRET = b"whsec_test"
 
 
 @pytest.fixture
-def keyring():
-    return Keyring.parse(Keyring.generate())
+def key():
+    """The key of `keyring` as a process is given it."""
+    return Keyring.generate()
+
+
+@pytest.fixture
+def keyring(key):
+    return Keyring.parse(key)
 
 
 @pytest.fixture
@@ -93,7 +99,7 @@ class Web:
 async def running(app):
     """Serve `app` on a free port. The socket listens before the server is up, so nobody has to wait."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
+    server = server_of(app)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(20)) as session:

@@ -12,6 +12,7 @@ from afluente import postgres as connections
 from afluente.web.app import build
 from producers.ingest import app as ingest
 from producers.ingest import channels, store
+from producers.ingest.sources import registered
 from tests.producers.ingest.conftest import SECRET, body_of, nuvemshop, running, shopify, stripe, whatsapp
 
 ORDER = body_of({"id": 1001, "name": "Conceição"})
@@ -115,6 +116,75 @@ async def test_secret_of_another_organization_does_not_sign(web, database, chann
 async def test_unknown_channel_is_told_so(web, path, rows):
     assert await web.post(path, ORDER, order_headers()) == (404, "unknown_channel")
     assert [row["reason"] for row in rows()] == ["unknown_channel"]
+
+
+@pytest.mark.parametrize("written", ["{{{}}}", "urn:uuid:{}", "{}%00", "{}\u0660"])
+async def test_channel_has_one_address(web, database, channel, written):
+    connection = channel("shopify", database.organization())
+    path = f"/webhooks/shopify/{written.format(connection)}"
+    assert await web.post(path, ORDER, order_headers()) == (404, "unknown_channel")
+    for other in (connection.hex, str(connection).upper()):
+        assert await web.post(f"/webhooks/shopify/{other}", ORDER, order_headers()) == (404, "unknown_channel")
+
+
+@pytest.mark.parametrize("topic", ["a%00b", "%01%7F", "%FF%FE", "a%E2%80%A8b", "%F0%9F%98%80", "t" * 3000])
+async def test_topic_in_the_url_may_be_anything(web, database, channel, rows, topic):
+    connection = channel("shopify", database.organization())
+    assert await web.post(f"/webhooks/shopify/{connection}/{topic}", ORDER, order_headers()) == (200, "stored")
+    kept = rows(children=True)[0]["headers"][":topic"]
+    assert kept.isprintable()
+    assert len(kept) <= store.MAX_HEADER
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["X-Shopify-Topic", "X-Shopify-Event-Id", "X-Shopify-Shop-Domain", "X-Request-Id", "User-Agent", "Traceparent"],
+)
+async def test_header_may_be_anything(web, database, channel, rows, name):
+    connection = channel("shopify", database.organization())
+    signature = order_headers()["X-Shopify-Hmac-Sha256"].encode()
+    for value, status in ((b"a\x01\x1b\x7f\xe9b", b"200"), (b"a\0b", b"400")):
+        reader, writer = await asyncio.open_connection(*web.address)
+        lines = [
+            f"POST /webhooks/shopify/{connection} HTTP/1.1".encode(),
+            b"Host: x",
+            b"Content-Length: %d" % len(ORDER),
+            b"X-Shopify-Hmac-Sha256: " + signature,
+            name.encode() + b": " + value,
+        ]
+        writer.write(b"\r\n".join(lines) + b"\r\n\r\n" + ORDER)
+        assert status in await reader.readline()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+    assert rows(children=True)[0]["headers"][name.lower()] == "a????b"
+
+
+@pytest.mark.parametrize("odd", ["\0", "a\0b", "\ud800", "\x1b"])
+async def test_text_that_postgres_does_not_take_may_stand_in_a_signed_body(web, database, channel, rows, odd):
+    organization = database.organization()
+    sent = [
+        ("whatsapp", whatsapp, {"entry": [change(odd, odd, field=odd, account=odd)]}),
+        ("whatsapp", whatsapp, {"entry": [change(None, field=odd, account=odd)]}),
+        ("nuvemshop", nuvemshop, {"store_id": odd, "event": "order/paid", "id": odd}),
+        ("nuvemshop", nuvemshop, {"event": odd, "id": odd}),
+        ("nuvemshop", nuvemshop, {"event": "order/paid", "id": odd}),
+        ("stripe", stripe, {"id": odd, "type": odd, "account": odd}),
+    ]
+    for number, (source, sign, value) in enumerate(sent):
+        connection = channel(source, organization, external_id=f"x-{number}")
+        body = body_of(value)
+        status, _ = await web.post(f"/webhooks/{source}/{connection}", body, sign(body))
+        assert status == 200
+    assert [bytes(row["raw_body"]) for row in rows(children=False)] == [body_of(value) for _, _, value in sent]
+
+
+def test_no_depth_of_nesting_is_too_much_for_routing():
+    routed = [source.route for source in registered().values()]
+    for depth in (*range(900, 1010), 100_000):
+        body = b'{"entry":[{"id":"1","changes":[{"field":"x","value":' + b"[" * depth + b"]" * depth + b"}]}]}"
+        for route in routed:
+            assert len(route(body, {}, None)) == 1
 
 
 async def test_unknown_source_is_not_found(web):
