@@ -8,12 +8,15 @@ For every variable `X` there may be `X_FILE` instead, naming a file that holds t
 from __future__ import annotations
 
 import ipaddress
+import math
+import os
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from afluente.errors import SettingsError
@@ -77,7 +80,7 @@ def _value(variable: str, environment: Mapping[str, str], problems: list[tuple[s
     if path := environment.get(f"{variable}_FILE"):
         if environment.get(variable):
             problems.append((variable, None, f"is set, and so is {variable}_FILE: keep one of them"))
-            return None
+            return environment[variable]
         try:
             return Path(path).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -92,6 +95,15 @@ def _shown(cls: type[Settings], variable: str, environment: Mapping[str, str]) -
     if field is None or "SecretStr" in str(field.annotation):
         return "**********" if environment.get(variable) else None
     return environment.get(variable)
+
+
+SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+
+
+def _require_sasl(value: str | None, info: ValidationInfo) -> None:
+    protocol = info.data.get("security_protocol")
+    if value is not None and protocol is not None and not protocol.value.startswith("SASL"):
+        raise ValueError(f"has no effect with KAFKA_SECURITY_PROTOCOL={protocol.value}: use SASL_SSL or SASL_PLAINTEXT")
 
 
 class SecurityProtocol(StrEnum):
@@ -148,6 +160,29 @@ class KafkaSettings(Settings):
     def _check_prefix(cls, value: str) -> str:
         if not all(c.isascii() and (c.isalnum() or c in "._-") for c in value) or len(value) > 100:
             raise ValueError("may hold letters, digits, '.', '_' and '-' only, 100 at most")
+        if value and not value.strip("."):
+            raise ValueError("must hold a letter or a digit")
+        return value
+
+    @field_validator("sasl_mechanism")
+    @classmethod
+    def _check_mechanism(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and value not in SASL_MECHANISMS:
+            raise ValueError(f"must be one of {', '.join(SASL_MECHANISMS)}")
+        _require_sasl(value, info)
+        return value
+
+    @field_validator("sasl_username")
+    @classmethod
+    def _check_username(cls, value: str | None, info: ValidationInfo) -> str | None:
+        _require_sasl(value, info)
+        return value
+
+    @field_validator("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
+    @classmethod
+    def _check_file(cls, value: str | None) -> str | None:
+        if value is not None and not os.access(value, os.R_OK):
+            raise ValueError("cannot be read: there is no such file, or it may not be opened")
         return value
 
     def client_config(self) -> dict[str, Any]:
@@ -182,10 +217,13 @@ class PostgresSettings(Settings):
         from psycopg.conninfo import conninfo_to_dict
 
         try:
-            conninfo_to_dict(value.get_secret_value())
+            given = conninfo_to_dict(value.get_secret_value())
+            ports = str(given.get("port") or "5432").split(",")
         except Exception as error:
             # only its kind: libpq repeats the text it could not read, password and all
             raise ValueError(f"is not a connection string ({type(error).__name__})") from None
+        if not all(port.isdigit() and 0 < int(port) < 65536 for port in ports):
+            raise ValueError("has a port that is not a number from 1 to 65535")
         return value
 
     @property
@@ -218,6 +256,13 @@ class LogSettings(Settings):
         description="its time is renewed every few seconds while the process's loop turns: liveness without a port",
     )
 
+    @field_validator("heartbeat_file")
+    @classmethod
+    def _check_heartbeat(cls, value: str | None) -> str | None:
+        if value is not None and not os.access(Path(value).parent, os.W_OK):
+            raise ValueError("cannot be written: its folder is not there, or not writable")
+        return value
+
     @field_validator("level", "format", mode="before")
     @classmethod
     def _lower(cls, value: Any) -> Any:
@@ -233,6 +278,18 @@ class SecretSettings(Settings):
         description="<key id>:<base64 of 32 bytes>, several separated by commas, the sealing one first",
     )
 
+    @field_validator("keys")
+    @classmethod
+    def _check_keys(cls, value: SecretStr | None) -> SecretStr | None:
+        from afluente.secrets import Keyring, SecretError  # cryptography is slow to load
+
+        try:
+            if value is not None:
+                Keyring.parse(value.get_secret_value())
+        except SecretError as error:
+            raise ValueError(str(error)) from None
+        return value
+
 
 class EnvironmentSettings(Settings):
     """Where this runs."""
@@ -244,12 +301,27 @@ class EnvironmentSettings(Settings):
     )
 
 
+def _http_url(value: str | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("is not an http or https URL with a host")
+    return value.rstrip("/")
+
+
 class RegistrySettings(Settings):
     """The schema registry, when there is one."""
 
     url: str | None = Field(
         None, alias="SCHEMA_REGISTRY_URL", description="Confluent-compatible API; without it the committed ids are used"
     )
+
+    _check_url = field_validator("url")(_http_url)
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -288,18 +360,13 @@ class SenderSettings(Settings):
         description="base URL of the Nuvemshop API; the demo and tests name their stand-in",
     )
 
-    @field_validator("nuvemshop_api_url")
-    @classmethod
-    def _check_url(cls, value: str) -> str:
-        if not value.startswith(("https://", "http://")):
-            raise ValueError("is not an http or https URL")
-        return value.rstrip("/")
+    _check_url = field_validator("nuvemshop_api_url")(_http_url)
 
 
 class BackoffSettings(Settings):
     """Waits between attempts."""
 
-    scale: Annotated[float, Field(gt=0, le=10)] = Field(
+    scale: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = Field(
         1.0, alias="AFLUENTE_BACKOFF_SCALE", description="multiplies every backoff; the demo and tests turn it down"
     )
 
@@ -320,12 +387,19 @@ class RuntimeSettings(Settings):
     drain_s: Annotated[float, Field(ge=0, le=600)] = Field(
         25.0, alias="AFLUENTE_DRAIN_S", description="after SIGTERM: seconds for what runs; then it is handed back"
     )
-    takeover_s: Annotated[float, Field(gt=0)] = Field(
+    takeover_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = Field(
         300.0, alias="AFLUENTE_CLAIM_TAKEOVER_S", description="seconds until a silent process's claims are taken over"
     )
-    renew_s: Annotated[float, Field(gt=0)] = Field(
+    renew_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = Field(
         30.0, alias="AFLUENTE_CLAIM_RENEW_S", description="seconds between a process's signs of life, well below that"
     )
+
+    @field_validator("renew_s")
+    @classmethod
+    def _check_renewal(cls, value: float, info: ValidationInfo) -> float:
+        if value > info.data.get("takeover_s", math.inf) / 2:
+            raise ValueError("must be at most half of AFLUENTE_CLAIM_TAKEOVER_S: a living process would be given up")
+        return value
 
 
 class ToolSettings(Settings):

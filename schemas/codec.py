@@ -22,12 +22,13 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from io import BytesIO
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from uuid import UUID
 
 import fastavro
 import orjson
 
-from schemas import published
+from schemas import published, writers
 from schemas.envelope import Event, Row, major_of
 from schemas.errors import DecodeError, EncodeError, SchemaError, UnknownSchemaError
 from schemas.published import COMMITTED_IDS_FROM, CONTACT_EVENT, CUSTOM, Published
@@ -43,6 +44,7 @@ _AMOUNT = re.compile(r"-?\d{1,38}(\.\d{1,38})?")
 _HEADER_LENGTH = 5
 _MISSING: Any = object()
 
+Kept = TypeVar("Kept")
 Json = dict[str, Any]
 Schema = dict[str, Any]
 
@@ -96,6 +98,23 @@ def encode(row: Row) -> bytes:
     raise problem
 
 
+class Encoded(NamedTuple):
+    """What a row is as a record: the organization's id as text, and what `encode` and `headers` give."""
+
+    key: bytes
+    value: bytes
+    headers: list[tuple[str, bytes]]
+
+
+def record(row: Row) -> Encoded:
+    """`encode` and `headers` in one go, three times as fast for a row that holds what is usual. Raises EncodeError."""
+    try:
+        plain = _plain_record(row)
+    except Exception:
+        plain = None  # not plain: the walk along the schema writes it, or says why not
+    return plain or Encoded(str(row.organization_id).encode(), encode(row), headers(row))
+
+
 def decode(value: bytes) -> Event:
     """The event in a record value. Raises DecodeError for anything that is not one."""
     reader, record = _read(value)
@@ -111,7 +130,7 @@ def decode(value: bytes) -> Event:
             metadata=_loads(record["metadata"].encode()),
             created_at=record["created_at"],
         )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise DecodeError(f"not an event: {type(error).__name__}: {error}") from error
 
 
@@ -170,9 +189,12 @@ def parse_schema(text: str) -> Schema:
 
 
 class _Writer:
-    """One schema that new records can be written with; ``payload`` is None where the payload is carried as text."""
+    """One schema that new records can be written with; ``payload`` is None where the payload is carried as text.
 
-    __slots__ = ("header", "payload")
+    ``plain`` writes what is usual, fast; with ``floats`` it must not see integers that orjson has made floats of.
+    """
+
+    __slots__ = ("floats", "header", "payload", "plain")
 
     def __init__(self, entry: Published) -> None:
         schema_id = entry.schema_id if _registry is None else _registry.id_of(entry)
@@ -182,6 +204,9 @@ class _Writer:
         if [field["name"] for field in schema["fields"]] != _ENVELOPE:
             raise SchemaError(f"{entry.file} has another envelope than this release writes")
         self.payload = _payload_writer(schema)
+        kind, named = _payload_type(schema), dict[str, _Put]()
+        self.plain = writers.writer(kind, lambda inner: _put(inner, named), _SMALL) if self.payload else None
+        self.floats = writers.may_hold_floats(kind)
 
 
 class _Reader:
@@ -280,7 +305,10 @@ def _object(text: bytes, field: str) -> Json:
     if type(value) is not dict:
         raise EncodeError(field, f"must be a JSON object, not {_kind(value)}")
     if _LONG_DIGITS.search(text) is not None:
-        value = json.loads(text)
+        try:
+            value = json.loads(text)
+        except RecursionError:
+            raise EncodeError(field, "is nested too deeply") from None
     if b"\\u0000" in text:
         _refuse_unfit_text(value, field)
     return cast(Json, value)
@@ -400,6 +428,117 @@ def _write_envelope(out: bytearray, row: Row) -> None:
         _write_bytes(out, str(row.entity_id).encode())
     out += _varint((row.created_at - _EPOCH) // _MICROSECOND)
     _write_bytes(out, row.metadata)
+
+
+# What rows have in common. Emptied when full, as tenants make up types and organizations come without end.
+_organizations: dict[int, tuple[bytes, bytes, tuple[str, bytes]]] = {}  # by UUID.int: a UUID's own hash is slow
+_event_types: dict[str, tuple[bytes, tuple[str, bytes]]] = {}
+_entity_kinds: dict[str, tuple[bytes, bytes]] = {}
+_KEPT = 65_536
+_latest_second = (-1, b"")
+
+_SPECVERSION_HEADER = ("ce_specversion", b"1.0")
+_CONTENT_TYPE_HEADER = ("content-type", CONTENT_TYPE)
+_36 = _length(36)  # of a UUID as text
+_ENTITY = _PRESENT + _36
+_14_BITS = [bytes((number & 0x7F | 0x80, number >> 7 | 0x80)) for number in range(1 << 14)]
+
+
+def _plain_record(row: Row) -> Encoded | None:
+    """The record of a row with nothing unusual in it; None, or any exception, for all others."""
+    if b"\\u0000" in row.payload or b"\\u0000" in row.metadata:
+        return None
+    payload, metadata = orjson.loads(row.payload), orjson.loads(row.metadata)
+    if type(payload) is not dict or type(metadata) is not dict or "schema_version" in metadata:
+        return None
+    (writer,) = _writers_for(row, payload, metadata)
+    if writer.floats and writer.plain is not None and _LONG_DIGITS.search(row.payload) is not None:
+        return None
+    number = row.organization_id.int
+    key, organization, source = _organizations.get(number) or _organization(row.organization_id)
+    event_type, type_header = _event_types.get(row.event_type) or _event_type(row.event_type)
+    kind, subject = _entity_kinds.get(row.entity_kind) or _entity_kind(row.entity_kind)
+    event_id = str(row.id).encode()
+    if row.entity_id is None:
+        entity = _NULL
+    else:
+        entity_id = str(row.entity_id).encode()
+        entity, subject = _ENTITY + entity_id, subject + b"/" + entity_id
+    moment, time = _moment(row.created_at)
+    front = b"".join(
+        (
+            writer.header,
+            _36,
+            event_id,
+            organization,
+            event_type,
+            kind,
+            entity,
+            moment,
+            _length(len(row.metadata)),
+            row.metadata,
+        )
+    )
+    if writer.plain is None:
+        value = b"".join((front, _length(len(row.payload)), row.payload))
+    else:
+        value = writer.plain(front, payload)
+    found = [
+        _SPECVERSION_HEADER,
+        ("ce_id", event_id),
+        type_header,
+        source,
+        ("ce_time", time),
+        ("ce_subject", subject),
+        _CONTENT_TYPE_HEADER,
+    ]
+    if type(text := metadata.get("traceparent")) is str and text:
+        found.append(("traceparent", text.encode()))
+    if type(text := metadata.get("request_id")) is str and text:
+        found.append(("x-request-id", text.encode()))
+    if row.seq:
+        found.append(("seq", b"%d" % row.seq))
+    return Encoded(key, value, found)
+
+
+def _organization(organization: UUID) -> tuple[bytes, bytes, tuple[str, bytes]]:
+    text = str(organization).encode()
+    return _keep(_organizations, organization.int, (text, _36 + text, ("ce_source", b"/organizations/" + text)))
+
+
+def _event_type(event_type: str) -> tuple[bytes, tuple[str, bytes]]:
+    text = event_type.encode()
+    return _keep(_event_types, event_type, (_length(len(text)) + text, ("ce_type", text)))
+
+
+def _entity_kind(kind: str) -> tuple[bytes, bytes]:
+    text = kind.encode()
+    return _keep(_entity_kinds, kind, (_length(len(text)) + text, text))
+
+
+def _keep(place: dict[Any, Any], key: Any, value: Kept) -> Kept:
+    if len(place) >= _KEPT:
+        place.clear()
+    place[key] = value
+    return value
+
+
+def _moment(moment: datetime) -> tuple[bytes, bytes]:
+    """A moment after 1970 as a long of microseconds, and as text in UTC."""
+    global _latest_second
+    since = moment - _EPOCH
+    second = since.days * 86_400 + since.seconds
+    number = (second * 1_000_000 + since.microseconds) << 1
+    last = number >> 42
+    if not 0x80 <= last < 0x4000:
+        raise ValueError("not a number of eight bytes: the years before 1979 and after 3110")
+    known, text = _latest_second
+    if known != second:
+        text = (_EPOCH + timedelta(seconds=second)).isoformat()[:19].encode()
+        _latest_second = (second, text)
+    # 14 bits in two bytes, each of which says that more follow; the last does not
+    pairs = _14_BITS[number & 0x3FFF] + _14_BITS[number >> 14 & 0x3FFF] + _14_BITS[number >> 28 & 0x3FFF]
+    return pairs + bytes((last & 0x7F | 0x80, last >> 7)), b"%s.%06d+00:00" % (text, since.microseconds)
 
 
 def _payload_writer(schema: Schema) -> _Put | None:

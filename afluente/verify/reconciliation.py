@@ -178,7 +178,7 @@ def _until_found(records: Iterable[Message | None], letters: list[Message], want
         if record is not None:
             yield record
             wanted.discard(_number(headers_of(record).get("seq")) or 0)
-        elif wanted <= {_object(letter.value()).get("seq") for letter in letters}:
+        elif wanted <= {_number(headers_of(letter).get("x-seq")) for letter in letters}:
             return
 
 
@@ -226,14 +226,13 @@ class _Tables:
             cursor.copy("COPY verify_relay_letter (partition, record_offset, seq, event_id) FROM STDIN") as copy,
         ):
             for record in records:
-                about = _object(record.value())
-                seq = about.get("seq")
+                headers = headers_of(record)
                 copy.write_row(
                     (
                         record.partition(),
                         record.offset(),
-                        seq if isinstance(seq, int) else None,
-                        _uuid(about.get("event_id")),
+                        _number(headers.get("x-seq")),
+                        _uuid(headers.get("x-event-id")),
                     )
                 )
 
@@ -319,11 +318,3 @@ def _moment(value: str | None) -> datetime | None:
 def _text(value: object) -> str | None:
     # NUL cannot be stored as text, and no organization's key holds one.
     return value.decode("utf-8", "replace").replace("\x00", "\ufffd") if isinstance(value, bytes) else None
-
-
-def _object(value: object) -> dict[str, Any]:
-    try:
-        found = json.loads(value) if isinstance(value, bytes | str) else None
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -79,6 +79,7 @@ def dead_letter(row: Row, topics: Topics, limits: Mapping[str, int], error_class
     headers = [
         *_headers(row),
         ("x-event-id", str(row.id).encode()),
+        ("x-seq", str(row.seq).encode()),
         ("x-error-class", error_class.encode()),
         ("x-error-message", reason.encode()),
     ]

@@ -40,6 +40,11 @@ BEGIN
         RAISE EXCEPTION 'payload has % bytes of JSON text; the limit is 262144', octet_length(_text)
             USING ERRCODE = 'AF005', HINT = 'Store the content elsewhere and put its id into the payload.';
     END IF;
+    -- Whoever reads or writes JSON recursively stops at some depth (orjson at 254). 200 levels need 400 characters.
+    IF octet_length(_text) > 400 AND jsonb_path_exists(_payload, 'strict $.**{201}') THEN
+        RAISE EXCEPTION 'payload is nested deeper than 200 levels'
+            USING ERRCODE = 'AF004', HINT = 'Flatten it, or put the structure into a text field.';
+    END IF;
     IF _metadata <> '{}' THEN
         IF octet_length(_metadata::text) > 16384 THEN
             RAISE EXCEPTION 'metadata has % bytes of JSON text; the limit is 16384', octet_length(_metadata::text)

@@ -85,7 +85,8 @@ def test_the_prefix_is_put_before_group_ids_and_must_fit_a_topic_name():
         RelaySettings.read(GOOD | {"AFLUENTE_TOPIC_PREFIX": "a b"})
 
 
-def test_sasl_and_tls_reach_the_client():
+def test_sasl_and_tls_reach_the_client(tmp_path):
+    (tmp_path / "ca.pem").touch()
     config = KafkaSettings.read(
         {
             "KAFKA_BOOTSTRAP_SERVERS": "h:1",
@@ -93,15 +94,49 @@ def test_sasl_and_tls_reach_the_client():
             "KAFKA_SASL_MECHANISM": "SCRAM-SHA-512",
             "KAFKA_SASL_USERNAME": "u",
             "KAFKA_SASL_PASSWORD": "p",
-            "KAFKA_SSL_CA_LOCATION": "/ca.pem",
+            "KAFKA_SSL_CA_LOCATION": str(tmp_path / "ca.pem"),
         }
     ).client_config()
     assert config["security.protocol"] == "SASL_SSL"
     assert config["sasl.mechanism"] == "SCRAM-SHA-512"
     assert config["sasl.password"] == "p"
-    assert config["ssl.ca.location"] == "/ca.pem"
+    assert config["ssl.ca.location"] == str(tmp_path / "ca.pem")
 
 
 def test_every_variable_has_a_meaning():
     for variable, field in WorkerSettings.variables().items():
         assert field.description, variable
+
+
+@pytest.mark.parametrize(
+    ("settings", "variable", "value"),
+    [
+        (WorkerSettings, "AFLUENTE_SECRETS_KEY", "garbage"),
+        (WorkerSettings, "AFLUENTE_SECRETS_KEY", "k1:AAAA"),
+        (WorkerSettings, "SCHEMA_REGISTRY_URL", "garbage"),
+        (WorkerSettings, "AFLUENTE_NUVEMSHOP_URL", "http://"),
+        (WorkerSettings, "AFLUENTE_NUVEMSHOP_URL", "http://h:port"),
+        (WorkerSettings, "AFLUENTE_CLAIM_TAKEOVER_S", "inf"),
+        (WorkerSettings, "AFLUENTE_CLAIM_RENEW_S", "inf"),
+        (WorkerSettings, "AFLUENTE_CLAIM_RENEW_S", "200"),
+        (WorkerSettings, "AFLUENTE_BACKOFF_SCALE", "nan"),
+        (WorkerSettings, "DATABASE_URL", "postgresql://u:p@h:notaport/x"),
+        (KafkaSettings, "KAFKA_SSL_CA_LOCATION", "/nowhere/ca.pem"),
+        (KafkaSettings, "KAFKA_SASL_MECHANISM", "FOO"),
+        (KafkaSettings, "KAFKA_SASL_MECHANISM", "PLAIN"),
+        (KafkaSettings, "KAFKA_SASL_USERNAME", "alone"),
+        (KafkaSettings, "AFLUENTE_TOPIC_PREFIX", ".."),
+        (LogSettings, "AFLUENTE_HEARTBEAT_FILE", "/nowhere/beat"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_before_anything_starts(settings, variable, value):
+    with pytest.raises(SettingsError) as error:
+        settings.read(GOOD | {variable: value})
+    assert [problem[0] for problem in error.value.problems] == [variable]
+
+
+def test_a_variable_and_its_file_are_one_problem(tmp_path):
+    (tmp_path / "url").write_text("postgresql://u:p@h/db")
+    with pytest.raises(SettingsError) as error:
+        MigrateSettings.read(GOOD | {"DATABASE_URL_FILE": str(tmp_path / "url")})
+    assert [what for _, _, what in error.value.problems] == ["is set, and so is DATABASE_URL_FILE: keep one of them"]

@@ -286,3 +286,9 @@ def test_bytes_after_the_record_are_refused():
 def test_payload_of_orjson_and_json_agree():
     text = orjson.dumps(RECORDED)
     assert decode(encode(row("contact_event.recorded", text))).payload == json.loads(text)
+
+
+def test_a_payload_nested_too_deep_for_json_is_an_error_of_ours():
+    deep = b'{"a":' + b"[" * 5_000 + b"123456789012345678901234567890" + b"]" * 5_000 + b"}"
+    with pytest.raises(EncodeError, match="payload"):
+        encode(row("loyalty.earned", {})._replace(payload=deep))

@@ -488,3 +488,20 @@ def _wait_until(conn, question, timeout="30s"):
         $$
         """
     )
+
+
+def test_a_payload_nested_deeper_than_any_reader_is_refused(database):
+    organization = database.organization()
+
+    def emit(levels):
+        payload = '{"a":' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
+        return database.execute(
+            "SELECT emit_event_for(%s, 'x.y', 'x', NULL, %s::jsonb, '{}', NULL)",
+            [organization, payload],
+            role=postgres.WORKER_ROLE,
+        )
+
+    assert emit(200)
+    with pytest.raises(psycopg.Error, match="nested deeper") as error:
+        emit(250)
+    assert error.value.sqlstate == "AF004"

@@ -168,8 +168,8 @@ def healthy(world):
     world.produce(
         world.topics.relay_dead_letter,
         str(world.organization),
-        orjson.dumps({"reason": "too large", "event_id": str(refused.id), "seq": refused.seq}),
-        [],
+        orjson.dumps({"reason": "too large"}),
+        [("x-event-id", str(refused.id).encode()), ("x-seq", str(refused.seq).encode())],
     )
     direct = rows["done"]._replace(seq=0, id=uuid4())
     places["direct"] = world.publish(direct)
