@@ -1,12 +1,13 @@
 """What an event is: its types, its bytes, its topics. Imports none of our other packages."""
 
-from schemas.codec import decode, encode, headers, use_registry
+from schemas.codec import Encoded, decode, encode, headers, record, use_registry
 from schemas.envelope import Event, Row
 from schemas.errors import DecodeError, EncodeError, SchemaError, UnknownSchemaError
 
 __all__ = [
     "DecodeError",
     "EncodeError",
+    "Encoded",
     "Event",
     "Row",
     "SchemaError",
@@ -14,5 +15,6 @@ __all__ = [
     "decode",
     "encode",
     "headers",
+    "record",
     "use_registry",
 ]
