@@ -166,7 +166,7 @@ def _slot(url: str, name: str) -> Iterator[None]:
 
 @contextmanager
 def _topic(servers: Servers, topic: str) -> Iterator[None]:
-    admin = kafka.admin(servers.settings())
+    admin = kafka.admin(servers.settings(), log_level=0)
     config = {"message.timestamp.type": "LogAppendTime"}
     for future in admin.create_topics([NewTopic(topic, PARTITIONS, 1, config=config)]).values():
         future.result(30)

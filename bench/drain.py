@@ -77,7 +77,7 @@ class Watch:
 
     def __init__(self, servers: Servers, topic: str, rows: int) -> None:
         self._servers, self._topic, self._rows = servers, topic, rows
-        self._admin = kafka.admin(servers.settings())
+        self._admin = kafka.admin(servers.settings(), log_level=0)
         self._places = [TopicPartition(topic, number) for number in range(6)]
         self._pid = 0
         self._before = self._after = (0.0, 0.0, 0.0)

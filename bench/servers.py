@@ -58,7 +58,7 @@ class Servers:
     @contextmanager
     def topics(self, prefix: str) -> Iterator[Topics]:
         """The topics that the relay needs, with 6 partitions each, deleted at the end."""
-        admin = clients.admin(self.settings())
+        admin = clients.admin(self.settings(), log_level=0)
         specs = declared("local", (), prefix)
         wrong = [d for d in topics_apply.apply(admin, specs, _missing(admin, prefix)) if not d.applied]
         if wrong:
