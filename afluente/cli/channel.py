@@ -47,7 +47,7 @@ def add(
         bool, typer.Option("--test", help="take the sender's test deliveries; a live one does not count them")
     ] = False,
     create: Annotated[
-        bool, typer.Option("--create", help="make the organization if there is none of that name")
+        bool, typer.Option("--create-org", help="make the organization if there is none of that name")
     ] = False,
     base_url: Annotated[str, typer.Option(help="where the receiver is reached from outside")] = "http://127.0.0.1:8080",
     format: FormatOption = Format.text,
@@ -56,10 +56,11 @@ def add(
 
     \b
     Example:
-      afluente channel add shopify --org "Loja Azul" --create --external-id loja-azul.myshopify.com --secret -
+      afluente channel add shopify --org "Loja Azul" --create-org --external-id loja-azul.myshopify.com --secret -
     """
     from afluente import postgres
     from afluente.settings import WebSettings
+    from producers import organizations
     from producers.ingest import channels
 
     settings = WebSettings.read(os.environ)
@@ -74,7 +75,7 @@ def add(
     if api := _read(api_token):
         plains["api_token"] = api.encode()
     with postgres.connect(settings.postgres.dsn, application_name="afluente channel add") as conn:
-        organization_id = channels.find_organization(conn, organization, create=create)
+        organization_id = organizations.find(conn, organization, create=create)
         channel_id = channels.add(
             conn,
             keyring,
@@ -116,11 +117,12 @@ def list_(
     """
     from afluente import postgres
     from afluente.settings import MigrateSettings
+    from producers import organizations
     from producers.ingest import channels
 
     settings = MigrateSettings.read(os.environ)
     with postgres.connect(settings.postgres.dsn, application_name="afluente channel list") as conn:
-        organization_id = channels.find_organization(conn, organization) if organization else None
+        organization_id = organizations.find(conn, organization) if organization else None
         rows = channels.listed(conn, organization_id)
     show(rows, format, ["id", "organization", "source", "external_id", "status", "mode", "valid_secrets"])
 

@@ -15,7 +15,6 @@ from uuid import UUID
 
 import typer
 
-from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
 
 app = typer.Typer(rich_markup_mode=None)
@@ -62,6 +61,7 @@ def emit(
     from afluente import postgres
     from afluente.settings import MigrateSettings
     from producers import emit as emit_event
+    from producers import organizations
 
     kind, entity_id = _entity(entity, event_type)
     content = _payload(payload)
@@ -71,7 +71,7 @@ def emit(
     settings = MigrateSettings.read(os.environ)
     rows: list[dict[str, Any]] = []
     with postgres.connect(settings.postgres.dsn, application_name="afluente emit") as conn:
-        organization_id = _organization(conn, org, create_org)
+        organization_id = organizations.find(conn, org, create=create_org)
         for number in range(1, count + 1):
             event_id = emit_event(
                 conn,
@@ -142,20 +142,3 @@ def _moment(text: str | None) -> datetime | None:
     if moment.utcoffset() is None:
         raise typer.BadParameter("has no offset: add Z or -03:00", param_hint="--deliver-at")
     return moment
-
-
-def _organization(conn: Any, named: str, create: bool) -> UUID:
-    found = conn.execute(
-        "SELECT id FROM organizations WHERE id::text = %(named)s OR slug = %(named)s OR name = %(named)s LIMIT 2",
-        {"named": named},
-    ).fetchall()
-    if len(found) == 1:
-        return UUID(str(found[0][0]))
-    if len(found) > 1:
-        say(f"{named!r} names several organizations: use the id")
-        raise typer.Exit(Exit.USAGE)
-    if not create:
-        say(f"there is no organization {named!r}; --create-org makes one of that name")
-        raise typer.Exit(Exit.FOUND)
-    row = conn.execute("INSERT INTO organizations (name) VALUES (%s) RETURNING id", [named]).fetchone()
-    return UUID(str(row[0]))

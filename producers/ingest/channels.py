@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -105,20 +105,6 @@ def listed(conn: Connection, organization_id: UUID | None = None) -> list[dict[s
     """All connections, or those of one organization, as rows for people."""
     with conn.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(_query("list"), {"organization_id": organization_id}).fetchall()
-
-
-def find_organization(conn: Connection, word: str, *, create: bool = False) -> UUID:
-    """The organization meant by an id, a slug or a name. Refused when there is none (unless `create`) or several."""
-    rows = conn.execute(_query("organizations"), {"word": word}).fetchall()
-    if len(rows) > 1:
-        raise Refused(f"more than one organization is called {word!r}", hint="name it by its id")
-    if rows:
-        return cast(UUID, rows[0][0])
-    if not create:
-        raise Refused(f"no organization is called {word!r}", hint="--create makes it")
-    row = conn.execute(_query("insert_organization"), {"name": word}).fetchone()
-    assert row is not None
-    return cast(UUID, row[0])
 
 
 def _query(name: str) -> str:

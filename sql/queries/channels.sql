@@ -45,17 +45,3 @@ SELECT c.id, c.organization_id, o.name AS organization, c.source, c.external_id,
     ON o.id = c.organization_id
  WHERE %(organization_id)s::uuid IS NULL OR c.organization_id = %(organization_id)s
  ORDER BY c.created_at;
-
--- name: organizations
--- The organizations that somebody may mean by a word: id, slug or name.
-SELECT id
-  FROM organizations
- WHERE id::text = %(word)s
-    OR slug = %(word)s
-    OR name = %(word)s
- LIMIT 2;
-
--- name: insert_organization
-INSERT INTO organizations (name)
-VALUES (%(name)s)
-RETURNING id;

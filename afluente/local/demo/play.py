@@ -37,6 +37,7 @@ from afluente.secrets import Keyring
 from afluente.settings import KafkaSettings
 from consumers.outbound import subscriptions
 from consumers.workers import REGISTRY
+from producers import organizations as organizations_named
 from producers.ingest import channels
 from schemas.topics import Topics
 
@@ -228,7 +229,7 @@ def _set_up(cast: _Cast, prepared: stack.Stack, narrator: Narrator) -> _Scene:
     cast.set(AFLUENTE_NUVEMSHOP_URL=str(shop_api["url"]))
     keyring = Keyring.parse(prepared.secrets_key)
     with postgres.connect(prepared.postgres.address, application_name="afluente-demo") as conn:
-        organizations = {name: channels.find_organization(conn, name, create=True) for name in ORGANIZATIONS}
+        organizations = {name: organizations_named.find(conn, name, create=True) for name in ORGANIZATIONS}
         connected = [
             _connect(conn, keyring, organizations, source, organization, account)
             for source, organization, account in CHANNELS

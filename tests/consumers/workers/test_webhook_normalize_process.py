@@ -30,7 +30,7 @@ def test_shopify_order_goes_from_the_receiver_to_the_contact_event_topic(databas
     worker.wait_for("worker.ready")
 
     added = processes.run(
-        "channel", "add", "shopify", "--org", "Loja Azul", "--create", "--base-url", address, "--format", "json",
+        "channel", "add", "shopify", "--org", "Loja Azul", "--create-org", "--base-url", address, "--format", "json",
         env=environment,
     )  # fmt: skip
     assert added.returncode == 0, added.stderr
@@ -66,7 +66,7 @@ def test_refund_before_its_order_is_tried_again_until_the_order_is_there(databas
     relay.wait_for("relay.ready")
     worker.wait_for("worker.ready")
     added = processes.run(
-        "channel", "add", "shopify", "--org", "Loja Azul", "--create", "--base-url", address, "--format", "json",
+        "channel", "add", "shopify", "--org", "Loja Azul", "--create-org", "--base-url", address, "--format", "json",
         env=environment,
     )  # fmt: skip
     channel = json.loads(added.stdout)

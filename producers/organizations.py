@@ -1,0 +1,35 @@
+"""The organization that a person means by an id, a slug or a name. For commands; services know the id."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+from uuid import UUID
+
+import psycopg
+
+import sql
+from afluente.errors import Refused
+
+
+class NobodyCalled(Refused):
+    """No organization of that id, slug or name."""
+
+    exit_status = 3  # looked, and found nothing
+
+    def __init__(self, word: str) -> None:
+        super().__init__(f"no organization is called {word!r}", hint="--create-org makes one of that name")
+
+
+def find(conn: psycopg.Connection[Any], word: str, *, create: bool = False) -> UUID:
+    """Its id. NobodyCalled when there is none (unless `create`), Refused when there are several."""
+    queries = sql.queries("organizations")
+    rows = conn.execute(queries["named"], {"word": word}).fetchall()
+    if len(rows) > 1:
+        raise Refused(f"more than one organization is called {word!r}", hint="name it by its id")
+    if rows:
+        return cast(UUID, rows[0][0])
+    if not create:
+        raise NobodyCalled(word)
+    row = conn.execute(queries["insert"], {"name": word}).fetchone()
+    assert row is not None
+    return cast(UUID, row[0])
