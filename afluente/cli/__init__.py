@@ -159,7 +159,10 @@ def _explain(error: Exception) -> int:
 
 
 def _explain_client(error: Exception) -> tuple[Exit, str, str | None]:
-    # Only clients that this run loaded can have raised: no import to find out.
+    # Only what this run loaded can have raised: no import to find out.
+    if (migrate := sys.modules.get("sql.migrate")) and isinstance(error, migrate.MigrationError):
+        kinds = {migrate.EditedMigrationError: Exit.FOUND, migrate.LockTimeoutError: Exit.TRY_AGAIN}
+        return kinds.get(type(error), Exit.FAILED), str(error), None
     if psycopg := sys.modules.get("psycopg"):
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return Exit.NOT_ALLOWED, f"not allowed: {_first_line(error)}", "connect as a login that may"

@@ -42,7 +42,7 @@ def up(
     import sql
     from sql import migrate
 
-    with _connect() as conn, _explained():
+    with _connect() as conn:
         if show_sql or dry_run:
             pending = {s.version for s in migrate.status(conn) if s.state in ("pending", "unfinished")}
             chosen = [m for m in sql.migrations() if m.version in pending and (to is None or m.version <= to)]
@@ -74,7 +74,7 @@ def down(
     """
     from sql import migrate
 
-    with _connect() as conn, _explained():
+    with _connect() as conn:
         applied = [s.label for s in migrate.status(conn) if s.state != "pending"][::-1][:steps]
         if not applied:
             say("nothing is applied")
@@ -154,19 +154,3 @@ def _connect() -> Iterator[Any]:
         settings.postgres.dsn, role=None, application_name="afluente migrate", autocommit=True
     ) as conn:
         yield conn
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """The runner's own errors as one sentence and an exit status."""
-    from sql import migrate
-
-    try:
-        yield
-    except migrate.MigrationError as error:
-        say(f"afluente: {error}")
-        if isinstance(error, migrate.EditedMigrationError):
-            raise typer.Exit(Exit.FOUND) from error
-        if isinstance(error, migrate.LockTimeoutError):
-            raise typer.Exit(Exit.TRY_AGAIN) from error
-        raise typer.Exit(Exit.FAILED) from error

@@ -29,7 +29,7 @@ from afluente.local.process import Ticket
 KAFKA_VERSION = "4.2.2"
 LEAST_JAVA = 17
 MAVEN_TIMEOUT_S = 900.0
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0  # after kill -9 it recovers its logs first
 STOP_TIMEOUT_S = 20.0
 HEAP = "768m"
 

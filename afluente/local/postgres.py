@@ -34,7 +34,7 @@ LOGIN = "postgres"
 SYSTEM_USER = "afluente-pg"
 SHARED_CACHE = Path("/var/cache/afluente")
 SHARED_DATA = Path("/var/lib/afluente")
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0  # after kill -9 it replays its WAL first
 STOP_TIMEOUT_S = 20.0
 
 _SETTINGS = {
