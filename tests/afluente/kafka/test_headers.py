@@ -39,6 +39,23 @@ def test_a_name_that_is_not_utf8_makes_them_unreadable_and_harms_nothing(read_ba
     gc.collect()
 
 
+def test_they_are_unreadable_also_while_garbage_is_collected(read_back):
+    records = read_back(*[[(BAD_NAME, b"v"), *((f"h{n}", None) for n in range(5_000))]] * 5)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        found = [clients.headers_of(record) for record in records]
+    finally:
+        gc.set_threshold(*thresholds)
+    assert found == [None] * 5
+
+
+def test_what_the_client_gives_out_without_an_error_is_not_looked_at(read_back):
+    """The second time it is asked, it does."""
+    [record] = read_back([("before", b"1"), (BAD_NAME, b"2"), ("after", b"3")])
+    assert [clients.headers_of(record) for _ in range(3)] == [None] * 3
+
+
 def test_a_great_many_headers_are_read(read_back):
     given = [(f"h{n}", b"v" * 10) for n in range(20_000)]
     [record] = read_back(given)
