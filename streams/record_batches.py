@@ -18,7 +18,7 @@ from aiokafka.consumer import fetcher
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch, _DefaultRecordBatchPy, _DefaultRecordPy
 from aiokafka.record.memory_records import MemoryRecords
-from aiokafka.record.util import decode_varint
+from aiokafka.record.util import decode_varint_py as decode_varint  # the one in C reads on behind the buffer's end
 
 from streams.summaries.sink import UnreadableHeader
 

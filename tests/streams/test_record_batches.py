@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 from aiokafka.errors import CorruptRecordException
+from aiokafka.record import memory_records
+from aiokafka.record.default_records import _DefaultRecordBatchPy
 from aiokafka.record.memory_records import MemoryRecords, _MemoryRecordsPy
 
 from streams import record_batches
@@ -45,6 +47,8 @@ def read(records):
 def parser(request, monkeypatch):
     if request.param == "written in Python":
         monkeypatch.setattr(record_batches, "MemoryRecords", _MemoryRecordsPy)
+        for module in (record_batches, memory_records):
+            monkeypatch.setattr(module, "DefaultRecordBatch", _DefaultRecordBatchPy)
 
 
 @pytest.mark.parametrize("codec", CODECS)
