@@ -27,6 +27,7 @@ install: $(STAMP)
 $(STAMP): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 on the PATH: install one, or say PYTHON=/path/to/it" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv ..." >&2
 	@# uv is ten times faster; pip does where there is none for this machine
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || echo "no uv: pip does it" >&2
 	@if test -x $(BIN)/uv; then \

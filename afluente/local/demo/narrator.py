@@ -24,6 +24,8 @@ class Narrator:
         self._stream = stream
         self._colour = stream.isatty()
         self._lock = threading.Lock()
+        self._last: tuple[str, str] | None = None
+        self._repeats = 0
         self._types: dict[str, str] = {}  # event id -> event type, from what the relay published
         self._targets: dict[str, str] = {}
 
@@ -40,15 +42,31 @@ class Narrator:
             self.say(*said)
 
     def say(self, kind: str, text: str) -> None:
-        label = f"{kind:<6}"
-        if self._colour and kind in COLOURS:
-            label = f"\x1b[{COLOURS[kind]}m{label}\x1b[0m"
+        """One line. The same line again and again is said once, and then how often."""
         with self._lock:
-            print(f"  {label} {text}", file=self._stream, flush=True)
+            if kind and (kind, text) == self._last:
+                self._repeats += 1
+                return
+            self._tell_repeats()
+            self._last = (kind, text)
+            self._print(kind, text)
 
     def title(self, text: str) -> None:
         with self._lock:
+            self._tell_repeats()
+            self._last = None
             print(f"\n\x1b[1m{text}\x1b[0m" if self._colour else f"\n{text}", file=self._stream, flush=True)
+
+    def _tell_repeats(self) -> None:
+        if self._last is not None and self._repeats:
+            self._print(self._last[0], f"... and {self._repeats} more of it")
+        self._repeats = 0
+
+    def _print(self, kind: str, text: str) -> None:
+        label = f"{kind:<6}"
+        if self._colour and kind in COLOURS:
+            label = f"\x1b[{COLOURS[kind]}m{label}\x1b[0m"
+        print(f"  {label} {text}", file=self._stream, flush=True)
 
     def target(self, target: str) -> str:
         return self._targets.get(target, target)

@@ -27,7 +27,7 @@ from psycopg import sql as pgsql
 from psycopg.conninfo import make_conninfo
 
 import producers
-from afluente import postgres
+from afluente import kafka, postgres
 from afluente.local import process, senders, stack
 from afluente.local.demo import report
 from afluente.local.demo.narrator import Narrator
@@ -87,12 +87,15 @@ def play(options: Options) -> int:
     _start_afresh(folder)
     with ExitStack() as at_end:
         narrator.title("1. Kafka and Postgres")
+        narrator.say("stack", "looking for servers, or starting them ...")
         servers = stack.up(folder, os.environ, say=lambda text: narrator.say("stack", text))
         if not options.keep:
             at_end.callback(stack.down, folder)
         database = _database(servers, at_end, options.keep)
         prepared = stack.Stack(folder, servers.kafka, database, servers.secrets_key)
         prefix = PREFIX if servers.kafka.source is stack.Source.embedded else f"{PREFIX}{time.time_ns():x}."
+        if servers.kafka.source is stack.Source.environment and not options.keep:
+            at_end.callback(_delete_topics, servers.kafka.address, prefix)
         applied, topics = stack.prepare(prepared, topic_prefix=prefix)
         narrator.say("stack", f"Kafka at {servers.kafka.address} ({servers.kafka.source}), {topics} topics")
         narrator.say("stack", f"Postgres ({servers.postgres.source}), {len(applied)} migrations")
@@ -177,7 +180,8 @@ class _Cast:
         folder = self._folder / "tickets"
         folder.mkdir(exist_ok=True)
         for name, running in self.processes.items():
-            running.ticket().save(folder / f"{name}.json")
+            if running.returncode is None:  # verify has ended
+                running.ticket().save(folder / f"{name}.json")
 
 
 def _start_afresh(folder: Path) -> None:
@@ -204,6 +208,14 @@ def _database(servers: stack.Stack, at_end: ExitStack, keep: bool) -> stack.Serv
 def _drop(address: str, name: str) -> None:
     with psycopg.connect(address, autocommit=True) as conn:
         conn.execute(pgsql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(pgsql.Identifier(name)))
+
+
+def _delete_topics(address: str, prefix: str) -> None:
+    """The demo's own, on a broker that is not: nobody else's begin with this run's prefix."""
+    admin = kafka.admin(KafkaSettings(bootstrap_servers=address))
+    own = [topic for topic in admin.list_topics(timeout=10).topics if topic.startswith(prefix)]
+    for deleted in admin.delete_topics(own).values():
+        deleted.result()
 
 
 def _environment(prepared: stack.Stack, prefix: str) -> dict[str, str]:
@@ -301,11 +313,16 @@ def _act(
         dead = report.dead_letters(conn)
         narrator.table("dead letters", [{**letter, "target": narrator.target(letter["target"])} for letter in dead])
         for letter in dead[:1]:
-            narrator.say("dead", "give it to its worker again, once the receiver is mended:")
+            narrator.say(
+                "dead", "to give it to its worker again, once its receiver is mended (make demo KEEP=1, and try):"
+            )
             narrator.say("", f"afluente dlq retry {letter['event_id']} --reason 'receiver is back' --yes")
     narrator.title("5. How long from the commit to a consumer")
     figures = f"p50 {delays.percentile(0.5):.1f} ms, p99 {delays.percentile(0.99):.1f} ms"
     narrator.say("", f"{figures} over {len(delays.samples)} records, from the row's clock to a read_committed consumer")
+    narrator.say(
+        "", "ten processes and two servers just started on this machine: no measure of a warm one (afluente bench)"
+    )
     narrator.title("6. The reconciliation: afluente verify")
     verify = cast.start("verify", COMMAND, "--quiet", "verify")
     status = verify.wait(120)
@@ -377,6 +394,9 @@ def _say_kept(
         f"Kafka       {prepared.kafka.address}",
         f"logs        {folder / 'logs'}",
         f"to use it   source {folder / 'env'}; afluente relay status; afluente dlq list",
+        f"mend it     curl -X PUT {scene.hooks}/control/never-works -H 'Content-Type: application/json' "
+        '-d \'{"then": {"do": "answer", "status": 200}}\'',
+        "and then    afluente dlq retry --worker webhook-dispatch-worker --yes; afluente dlq list",
         f"an event    afluente emit order.packed --org {scene.organizations[LOJA_AZUL]} --entity order",
         "to end it   afluente demo --stop",
     ):
