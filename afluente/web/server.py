@@ -11,7 +11,6 @@ import socket
 from types import FrameType
 from typing import Any
 
-import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -70,8 +69,9 @@ class Protocol(H11Protocol):
         return self.flow.write_paused or self.cycle is None or self.cycle.response_complete
 
     def _watch(self) -> None:
-        idle = self.timeout_keep_alive_task is not None and self.conn.their_state is not h11.SEND_BODY
-        if not self.is_waiting() or idle:
+        # uvicorn's own timer runs: answered, and not a byte came since
+        idle = self.timeout_keep_alive_task is not None
+        if idle or not self.is_waiting():
             if self._deadline is not None:
                 self._deadline.cancel()
             self._deadline = None
