@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from datetime import UTC, datetime
@@ -43,6 +44,9 @@ def run(
 
     settings = RelaySettings.read(os.environ)
     use_registry(settings.kafka.topic_prefix, writes=True)
+    # A chunk is a hundred thousand small objects that form no cycles: looking for some took a fifth of the time.
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
     options = Options(take_over=take_over, log_records=log_records, chunk_rows=chunk_rows)
     relay = Relay(settings.kafka, settings.postgres.dsn, options)
 

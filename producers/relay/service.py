@@ -34,6 +34,7 @@ from afluente.errors import Refused
 from afluente.settings import KafkaSettings
 from afluente.telemetry import get_logger, heartbeat, metrics
 from producers.relay import source as reading
+from producers.relay.ahead import Ahead
 from producers.relay.cluster import REQUEST_TIMEOUT_S, Cluster, ClusterFacts
 from producers.relay.errors import PositionError, PositionRefused, SessionLost, Superseded, UndecidedError
 from producers.relay.lease import Lease
@@ -143,6 +144,7 @@ class Relay:
         """One session: 1. where are we, 2. fence, 3. all decided?, 4. position, 5. ours?, 6. claim, 7. publish."""
         self._heartbeat()
         session: Session | None = None
+        ahead: Ahead | None = None
         source = Source(self._postgres_url, chunk_rows=self._options.chunk_rows, chunk_bytes=self._options.chunk_bytes)
         try:
             # 1
@@ -187,14 +189,19 @@ class Relay:
             # 7
             background.begin(facts)
             source.leave_out_sealed(entry)
-            self._publish(session, source, facts, position, background)
+            ahead = Ahead(
+                source, lambda row: record_of(row, self._topics, facts.limits, facts.partitions, self._refused)
+            )
+            self._publish(session, source, ahead, position, background)
         finally:
             if session is not None:
                 session.discard()
+            if ahead is not None:
+                ahead.close()
             source.close()
 
     def _publish(
-        self, session: Session, source: Source, facts: ClusterFacts, position: Position, background: _Background
+        self, session: Session, source: Source, ahead: Ahead, position: Position, background: _Background
     ) -> None:
         entry = position.entries[0]
         written_at = deferred_at = time.monotonic()
@@ -203,13 +210,15 @@ class Relay:
             self._heartbeat()
             session.idle()
             if (now := time.monotonic()) - deferred_at >= DEFERRED_EVERY_S:
+                ahead.settle()
                 source.release_due()
                 deferred_at = now
             if background.attend(entry):
+                ahead.settle()
                 source.leave_out_sealed(entry)
 
             began, before = time.monotonic(), position
-            entry, position = self._publish_next(session, source, facts, entry, position)
+            entry, position = self._publish_next(session, ahead, entry, position)
             if position is not before:
                 written_at, pause, took = time.monotonic(), PAUSE_MIN_S, 0.0
             else:
@@ -223,16 +232,13 @@ class Relay:
             if entry.window is None:
                 self._stop.wait(max(pause, min(took * POLL_SHARE, SLOW_PAUSE_MAX_S)))
 
-    def _publish_next(
-        self, session: Session, source: Source, facts: ClusterFacts, entry: Entry, position: Position
-    ) -> tuple[Entry, Position]:
-        """Publish the next chunk, if there is one. On its own, so that its rows are gone before the next come."""
-        chunk = source.chunk(entry, rows=1 if self._one_by_one else None)
-        if not chunk.rows:
+    def _publish_next(self, session: Session, ahead: Ahead, entry: Entry, position: Position) -> tuple[Entry, Position]:
+        """Publish the next chunk, if there is one. On its own, so that its rows go before others come."""
+        chunk = ahead.next(entry, rows=1 if self._one_by_one else None)
+        if not chunk.records:
             return chunk.after, position
         faults.point("relay.after_read")
-        records = [record_of(row, self._topics, facts.limits, facts.partitions, self._refused) for row in chunk.rows]
-        return chunk.after, self._commit(session, position, (chunk.after,), records)
+        return chunk.after, self._commit(session, position, (chunk.after,), chunk.records)
 
     def _commit(
         self, session: Session, position: Position, entries: Sequence[Entry], records: Sequence[Record]
