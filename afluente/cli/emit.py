@@ -5,6 +5,7 @@ Keys of the JSON: `event_id, event_type, organization_id, entity_kind, entity_id
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -58,6 +59,7 @@ def emit(
       afluente emit loyalty.earned --org Shop --create-org --payload '{"n": 5}'
       afluente emit lead.created --org Shop --payload @lead.json --count 1000
     """
+    import sql
     from afluente import postgres
     from afluente.settings import MigrateSettings
     from producers import emit as emit_event
@@ -70,6 +72,8 @@ def emit(
         raise typer.BadParameter("one key is one event; leave --count out", param_hint="--idempotency-key")
     settings = MigrateSettings.read(os.environ)
     rows: list[dict[str, Any]] = []
+    if meant := _catalogued(event_type):
+        say(f"{event_type} is not in the catalogue: it goes to events.custom ({meant})")
     with postgres.connect(settings.postgres.dsn, application_name="afluente emit") as conn:
         organization_id = organizations.find(conn, org, create=create_org)
         for number in range(1, count + 1):
@@ -98,11 +102,31 @@ def emit(
             if number % _ROWS_PER_COMMIT == 0:
                 conn.commit()
         conn.commit()
+        row = conn.execute(sql.queries("relay")["owned"]).fetchone()
+        relayed = row is not None and row[0]
     if format == Format.text and count > 1:
         typer.echo(f"{rows[0]['event_id']} ... {rows[-1]['event_id']}")
     else:
         show(rows if count > 1 else rows[0], format)
-    say(f"{count} committed" + (f"; kept until {at.isoformat()}" if at else "; next: afluente relay run"))
+    if at:
+        say(f"{count} committed; kept until {at.isoformat()}")
+    else:
+        say(f"{count} committed; " + ("a relay runs, and publishes it" if relayed else "next: afluente relay run"))
+
+
+def _catalogued(event_type: str) -> str | None:
+    """For a type outside the catalogue that looks as if it was meant to be in it: what there is instead."""
+    from schemas import published
+
+    known = sorted(published.event_types())
+    if event_type in known:
+        return None
+    if close := difflib.get_close_matches(event_type, known, n=1, cutoff=0.8):
+        return f"did you mean {close[0]}?"
+    entity = event_type.partition(".")[0]
+    if family := [each for each in known if each.partition(".")[0] == entity]:
+        return f"in it are {', '.join(family)}"
+    return None
 
 
 def _entity(entity: str | None, event_type: str) -> tuple[str, UUID | None]:

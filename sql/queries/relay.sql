@@ -149,6 +149,14 @@ SELECT instance, owned_since, extract(epoch FROM clock_timestamp() - renewed_at)
   FROM afluente.relay_lane
  WHERE name = %(name)s;
 
+-- name: owned
+-- Whether a relay runs on this database; a killed one seems to for as long as its lease lasts.
+SELECT EXISTS (
+           SELECT FROM afluente.relay_lane
+            WHERE instance IS NOT NULL
+              AND renewed_at > clock_timestamp() - interval '8 seconds'
+       );
+
 -- name: lane_for_update
 SELECT instance, liveness_key, extract(epoch FROM clock_timestamp() - renewed_at)::float8 AS silent_s
   FROM afluente.relay_lane

@@ -59,6 +59,30 @@ def test_once_and_later(emit, database):
     assert database.execute("SELECT count(*) FROM public.deferred_event") == [(1,)]
 
 
+def test_a_mistyped_type_of_the_catalogue_is_pointed_out(emit, database):
+    database.organization("Shop")
+    for event_type, says in (
+        ("campaign.complete", "did you mean campaign.completed?"),
+        ("campaign.ended", "campaign.cancelled, campaign.completed"),
+        ("loyalty.earned", None),
+    ):
+        run = emit(event_type, "--org", "Shop")
+        assert run.returncode == 0, run.stderr
+        assert (says or "not in the catalogue") in run.stderr or says is None
+        assert ("events.custom" in run.stderr) == (says is not None)
+    assert database.execute("SELECT count(*) FROM public.event_log") == [(3,)]
+
+
+def test_the_next_step_is_a_relay_unless_one_runs(emit, database):
+    database.organization("Shop")
+    assert "next: afluente relay run" in emit("a.b", "--org", "Shop").stderr
+    lane = "INSERT INTO afluente.relay_lane (name, instance, renewed_at) VALUES ('x', 'me', clock_timestamp() + '1 h')"
+    database.execute(lane)
+    run = emit("a.b", "--org", "Shop")
+    assert run.returncode == 0
+    assert "next:" not in run.stderr
+
+
 # (arguments, exit status, what stderr says)
 WRONG = [
     (["Lead.created", "--org", "Shop"], 1, "lead.stage_changed"),
