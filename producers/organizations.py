@@ -16,12 +16,27 @@ class NobodyCalled(Refused):
 
     exit_status = 3  # looked, and found nothing
 
-    def __init__(self, word: str) -> None:
-        super().__init__(f"no organization is called {word!r}", hint="--create-org makes one of that name")
+    def __init__(self, word: str, *, may_create: bool) -> None:
+        hint = "--create-org makes one of that name" if may_create else "its id, its slug or its whole name"
+        super().__init__(f"no organization is called {word!r}", hint=hint)
 
 
-def find(conn: psycopg.Connection[Any], word: str, *, create: bool = False) -> UUID:
-    """Its id. NobodyCalled when there is none (unless `create`), Refused when there are several."""
+def as_id(word: str) -> UUID | None:
+    """The id that `word` is; None when it is a slug or a name, which only the database knows."""
+    try:
+        return UUID(word)
+    except ValueError:
+        return None
+
+
+def identify(conn: psycopg.Connection[Any], word: str) -> UUID:
+    """As `find`, but an id is taken as it is: what is asked about may be an organization that is gone."""
+    return as_id(word) or find(conn, word)
+
+
+def find(conn: psycopg.Connection[Any], word: str, *, create: bool | None = None) -> UUID:
+    """Its id. NobodyCalled when there is none (unless `create`), Refused when there are several. `create`: None when
+    the command has no such option."""
     queries = sql.queries("organizations")
     rows = conn.execute(queries["named"], {"word": word}).fetchall()
     if len(rows) > 1:
@@ -29,7 +44,7 @@ def find(conn: psycopg.Connection[Any], word: str, *, create: bool = False) -> U
     if rows:
         return cast(UUID, rows[0][0])
     if not create:
-        raise NobodyCalled(word)
+        raise NobodyCalled(word, may_create=create is not None)
     row = conn.execute(queries["insert"], {"name": word}).fetchone()
     assert row is not None
     return cast(UUID, row[0])

@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
@@ -30,7 +31,7 @@ def tail(
     event_type: Annotated[
         list[str] | None, typer.Option("--type", help="only of this event type; may be repeated")
     ] = None,
-    org: Annotated[str | None, typer.Option("--org", help="only of this organization (its id)")] = None,
+    org: Annotated[str | None, typer.Option("--org", help="only of this organization: its id, slug or name")] = None,
     from_start: Annotated[bool, typer.Option("--from-start", help="begin with what is on the topics already")] = False,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="end after so many events")] = None,
     format: FormatOption = Format.text,
@@ -51,6 +52,7 @@ def tail(
 
     settings = KafkaSettings.read(os.environ)
     use_registry(settings.topic_prefix)
+    organization_id = _organization(org) if org else None
     topics = topic or list(Topics(settings.topic_prefix).families())
     if missing := set(topics) - set(kafka.admin(settings).list_topics(timeout=10).topics):
         raise Refused(f"there is no topic {', '.join(sorted(missing))}", hint="afluente topics list")
@@ -75,7 +77,7 @@ def tail(
             row = _row(record)
             if event_type and row.get("event_type") not in event_type:
                 continue
-            if org is not None and str(row.get("organization_id")) != org:
+            if organization_id is not None and row.get("organization_id") != organization_id:
                 continue
             seen += 1
             _print(row, format)
@@ -83,6 +85,18 @@ def tail(
         raise typer.Exit(Exit.INTERRUPTED) from None
     finally:
         consumer.close()
+
+
+def _organization(word: str) -> UUID:
+    """An id is known as it is, and needs no database."""
+    from afluente import postgres
+    from afluente.settings import PostgresSettings
+    from producers import organizations
+
+    if (known := organizations.as_id(word)) is not None:
+        return known
+    with postgres.connect(PostgresSettings.read(os.environ).dsn, application_name="afluente tail") as conn:
+        return organizations.find(conn, word)
 
 
 def _row(record: Any) -> dict[str, Any]:

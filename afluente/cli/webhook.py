@@ -25,7 +25,9 @@ def list_(
         typer.Option(help="received, processed, ignored, unrecognised, failed, unrouted, duplicate or refused"),
     ] = None,
     source: Annotated[str | None, typer.Option(help="the sender, e.g. shopify")] = None,
-    organization: Annotated[UUID | None, typer.Option("--org", help="only of this organization (id)")] = None,
+    organization: Annotated[
+        str | None, typer.Option("--org", help="only of this organization: its id, slug or name")
+    ] = None,
     since: Annotated[datetime | None, typer.Option(help="received at or after this time (UTC)")] = None,
     limit: Annotated[int, typer.Option(help="at most so many, newest first", min=1)] = 50,
     format: FormatOption = Format.text,
@@ -39,18 +41,21 @@ def list_(
     import sql
     from afluente import postgres
     from afluente.settings import MigrateSettings
+    from producers import organizations
 
     settings = MigrateSettings.read(os.environ)
     parameters: dict[str, Any] = {
         "status": status,
         "source": source,
-        "organization_id": organization,
+        "organization_id": None,
         "since": f"{since.isoformat()}+00:00" if since is not None and since.tzinfo is None else since,
         "limit": limit,
     }
     with postgres.connect(settings.postgres.dsn, application_name="afluente webhook list") as conn:
         from psycopg.rows import dict_row
 
+        if organization:
+            parameters["organization_id"] = organizations.identify(conn, organization)
         with conn.cursor(row_factory=dict_row) as cursor:
             rows = cursor.execute(sql.queries("webhook_events")["list"], parameters).fetchall()
     show(rows, format, ["received_at", "id", "source", "topic", "status", "reason", "attempts"])

@@ -11,7 +11,9 @@ import getpass
 import os
 import sys
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import typer
@@ -26,13 +28,13 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 SubscriptionArgument = Annotated[UUID, typer.Argument(metavar="SUBSCRIPTION", help="its id")]
-OrganizationOption = Annotated[UUID | None, typer.Option("--org", help="only this organization's")]
+OrganizationOption = Annotated[str | None, typer.Option("--org", help="only this organization's: its id, slug or name")]
 
 
 @app.command()
 def subscribe(
     url: Annotated[str, typer.Argument(help="where deliveries are posted")],
-    organization: Annotated[UUID, typer.Option("--org", help="whose events")],
+    organization: Annotated[str, typer.Option("--org", help="whose events: its id, slug or name")],
     event_type: Annotated[
         list[str] | None, typer.Option("--type", help="an event type; may be repeated. Without it: all but webhook.*")
     ] = None,
@@ -40,6 +42,23 @@ def subscribe(
     format: FormatOption = Format.text,
 ) -> None:
     """Tell a URL about an organization's events. The secret that signs deliveries is shown once, here.
+
+    How the receiver verifies a delivery: by either header, over the body as the bytes that came. While a secret is
+    being rotated a header holds one signature for each secret; one that matches is enough.
+
+    \b
+      webhook-signature: v1,BASE64    Standard Webhooks, as its libraries verify it
+        key      what the base64 after whsec_ decodes to
+        message  webhook-id.webhook-timestamp.body
+      X-Webhook-Signature: t=SECONDS,v1=HEX
+        key      the whole secret as it is shown, whsec_ included
+        message  t.X-Webhook-Delivery.body
+      both are HMAC-SHA256; refuse a time that is minutes off
+    \b
+    In Python, with the second one:
+      message = b"%s.%s." % (t.encode(), headers["X-Webhook-Delivery"].encode()) + body
+      good = hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
+      hmac.compare_digest(good, v1)
 
     \b
     Examples:
@@ -49,22 +68,26 @@ def subscribe(
     from afluente import postgres
     from consumers.outbound import subscriptions
     from consumers.outbound.addresses import TargetRefused, parse_target
+    from producers import organizations
 
     settings = _read()
     keyring = _keyring(settings)
+    production = settings.environment.environment == "production"
     try:
-        parse_target(
-            url,
-            https_only=settings.environment.environment == "production",
-            allowed=settings.outbound.allow_networks,
-        )
+        parse_target(url, https_only=production, allowed=settings.outbound.allow_networks)
     except TargetRefused as refused:
         say(f"afluente: {url} would never be called: {refused}")
+        if not production and (network := _near_network(url)):
+            say(
+                f"  try: AFLUENTE_WEBHOOK_ALLOW_NETWORKS={network}, for this command and for webhook-dispatch-worker"
+                " (not in production: every tenant could have that network called)"
+            )
         raise typer.Exit(Exit.USAGE) from None
     types = event_type or [subscriptions.ALL_EVENTS]
     with postgres.connect(settings.postgres.dsn, application_name="afluente-webhook") as conn:
+        organization_id = organizations.identify(conn, organization)
         subscription, secret = subscriptions.create(
-            conn, keyring, organization_id=organization, url=url, event_types=types, description=description
+            conn, keyring, organization_id=organization_id, url=url, event_types=types, description=description
         )
     show({"id": subscription, "secret": secret, "url": url, "event_types": types}, format)
     say("the secret is not shown again; next: afluente webhook subscriptions")
@@ -81,9 +104,10 @@ def list_subscriptions(organization: OrganizationOption = None, format: FormatOp
     """
     from afluente import postgres
     from consumers.outbound import subscriptions
+    from producers import organizations
 
     with postgres.connect(_read().postgres.dsn, application_name="afluente-webhook") as conn:
-        found = subscriptions.listed(conn, organization)
+        found = subscriptions.listed(conn, organizations.identify(conn, organization) if organization else None)
     columns = ["id", "url", "event_types", "enabled", "disabled_reason", "consecutive_failures", "last_success_at"]
     show(found, format, columns)
     if not found:
@@ -198,6 +222,19 @@ def recover(
     if done.failed:
         raise typer.Exit(Exit.PARTLY if done.done else Exit.FAILED)
     say("next: afluente webhook subscriptions")
+
+
+def _near_network(url: str) -> str | None:
+    """For a URL on this machine or in a private network: what would have to be opened for it, as CIDR."""
+    try:
+        host = urlsplit(url).hostname or ""
+        address = ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        return None
+    if address.is_loopback:
+        return "127.0.0.0/8" if address.version == 4 else "::1/128"
+    # link-local is where cloud machines keep their credentials: nothing to advise
+    return f"{address}/{address.max_prefixlen}" if address.is_private and not address.is_link_local else None
 
 
 def _agree(question: str, yes: bool) -> None:

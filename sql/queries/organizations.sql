@@ -2,7 +2,7 @@
 -- The organizations that somebody may mean by a word: id, slug or name.
 SELECT id
   FROM organizations
- WHERE id::text = %(word)s
+ WHERE id::text = lower(%(word)s)
     OR slug = %(word)s
     OR name = %(word)s
  LIMIT 2;

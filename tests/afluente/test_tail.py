@@ -15,10 +15,9 @@ def _produce(topics, topic, *values):
     assert producer.flush(10) == 0
 
 
-def _event(event_type, payload):
-    row = schemas.Row(
-        1, uuid.uuid4(), uuid.uuid4(), event_type, "order", None, json.dumps(payload).encode(), b"{}", datetime.now(UTC)
-    )
+def _event(event_type, payload, organization=None):
+    organization, content = organization or uuid.uuid4(), json.dumps(payload).encode()
+    row = schemas.Row(1, uuid.uuid4(), organization, event_type, "order", None, content, b"{}", datetime.now(UTC))
     return row, schemas.encode(row)
 
 
@@ -35,6 +34,19 @@ def test_events_are_shown_decoded_and_filtered_by_type(topics, processes):
     (line,) = ran.stdout.splitlines()
     shown = json.loads(line)
     assert (shown["event_id"], shown["payload"], shown["topic"]) == (str(wanted.id), {"boxes": 2}, topic)
+
+
+def test_only_of_one_organization_by_its_name(topics, processes, database):
+    topics.create_families()
+    topic = topics.event("order.packed")
+    _, strange = _event("order.packed", {})
+    wanted, value = _event("order.packed", {"boxes": 2}, database.organization("Loja Azul"))
+    _produce(topics, topic, strange, value)
+    tail = ("tail", "--from-start", "--limit", "1", "--format", "json", "--org")
+
+    for word in ("Loja Azul", str(wanted.organization_id)):
+        assert json.loads(processes.run(*tail, word).stdout)["event_id"] == str(wanted.id)
+    assert processes.run(*tail, "Nobody").returncode == 3
 
 
 def test_bytes_that_are_no_event_are_shown_with_their_place(topics, processes):

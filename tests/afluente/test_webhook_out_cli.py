@@ -1,11 +1,14 @@
 """The outgoing half of `afluente webhook`, as commands."""
 
+import hashlib
+import hmac
 import json
 from uuid import uuid4
 
 import pytest
 
 from afluente.secrets import Keyring
+from consumers.outbound import signature
 
 
 class Webhook:
@@ -61,6 +64,52 @@ def test_a_url_that_would_never_be_called_is_refused_when_it_is_given(webhook, d
     assert refused.returncode == 2
     assert "would never be called" in refused.stderr
     assert database.execute("SELECT count(*) FROM webhook_subscriptions") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("url", "network"),
+    [("http://127.0.0.1:9911/hook", "127.0.0.0/8"), ("http://localhost:9911/", "127.0.0.0/8"),
+     ("http://10.1.2.3/", "10.1.2.3/32"), ("http://169.254.169.254/latest", None)],
+)  # fmt: skip
+def test_a_receiver_nearby_is_refused_with_the_way_out(webhook, url, network):
+    subscribe = ("subscribe", url, "--org", webhook.organization)
+    refused = webhook(*subscribe)
+    assert refused.returncode == 2
+    if network is None:
+        assert "try:" not in refused.stderr
+        return
+    assert f"AFLUENTE_WEBHOOK_ALLOW_NETWORKS={network}" in refused.stderr
+    assert "webhook-dispatch-worker" in refused.stderr
+    assert webhook(*subscribe, AFLUENTE_WEBHOOK_ALLOW_NETWORKS=network).returncode == 0
+    assert "try:" not in webhook(*subscribe, AFLUENTE_ENVIRONMENT="production").stderr
+
+
+def test_the_organization_is_found_by_its_name_too(webhook, database):
+    organization = database.organization("Loja Azul")
+    url = "https://example.com/hook"
+    assert webhook("subscribe", url, "--org", "Loja Azul").returncode == 0
+    assert database.execute("SELECT organization_id FROM webhook_subscriptions") == [(organization,)]
+    (row,) = json.loads(webhook("subscriptions", "--org", "Loja Azul", "--format", "json").stdout)
+    assert row["organization_id"] == str(organization)
+    assert webhook("list", "--org", "Loja Azul").returncode == 0
+    for command in (("subscribe", url), ("subscriptions",), ("list",)):
+        unknown = webhook(*command, "--org", "Nobody")
+        assert (unknown.returncode, "no organization is called 'Nobody'" in unknown.stderr) == (3, True)
+        assert "--create-org" not in unknown.stderr
+
+
+def test_help_says_how_a_delivery_is_verified_and_that_is_how_it_is_signed(webhook):
+    shown = webhook("subscribe", "--help").stdout
+    example = [line.strip() for line in shown.split("In Python, with the second one:")[1].splitlines()][1:4]
+    assert "Standard Webhooks" in shown
+    secret, body = signature.new_secret(), b'{"a": 1}'
+    headers = signature.headers(
+        [secret], delivery_id="d-1", event_type="lead.created", attempt=1, timestamp=1_700_000_000, body=body
+    )
+    t, v1 = (part.split("=", 1)[1] for part in headers["X-Webhook-Signature"].split(","))
+    names = {"hmac": hmac, "hashlib": hashlib, "headers": headers, "secret": secret, "body": body, "t": t, "v1": v1}
+    exec("\n".join(example[:2]), names)
+    assert eval(example[2], names)
 
 
 def test_plain_http_is_refused_in_production(webhook):
