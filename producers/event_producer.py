@@ -41,6 +41,13 @@ class EventProducer:
     """Produces catalogued and custom events. One for a process; its methods may be called from several threads.
 
     Use it as a context manager, or call `close`: both flush.
+
+        with EventProducer.connect("127.0.0.1:9092", source="shop") as producer:
+            producer.produce(
+                "loyalty.earned", organization_id=organization_id, entity_kind="loyalty", payload={"points": 5}
+            )
+
+    A type that the catalogue does not know goes to events.custom, and its payload is not checked.
     """
 
     def __init__(self, settings: KafkaSettings, *, source: str, **overrides: Any) -> None:
@@ -52,6 +59,16 @@ class EventProducer:
         self._failed: dict[UUID, str] = {}
         self._under_way: set[UUID] = set()
         self._partitions: dict[str, int] = {}
+
+    @classmethod
+    def connect(cls, bootstrap_servers: str, *, source: str, topic_prefix: str = "", **overrides: Any) -> Self:
+        """A producer for `host:port[,host:port]`. SettingsError when it cannot be read so.
+
+        `overrides` are librdkafka's settings with `_` for `.`, such as `security_protocol="SSL"`. A service that is
+        configured by the environment as our own processes are passes `KafkaSettings.read(os.environ)` to the class.
+        """
+        given = {"KAFKA_BOOTSTRAP_SERVERS": bootstrap_servers, "AFLUENTE_TOPIC_PREFIX": topic_prefix}
+        return cls(KafkaSettings.read(given), source=source, **overrides)
 
     def produce(
         self,

@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 import schemas
+from afluente.errors import SettingsError
 from afluente.settings import KafkaSettings
 from producers.emit import Causation
 from producers.errors import EventTypeError, NotDeliveredError, OwnedByTableError, PayloadError, TooLargeError
@@ -84,6 +85,18 @@ def test_a_type_of_the_services_own_goes_to_the_custom_topic(producer, topics):
     record = only_record(topics, "acme.thing_done")
     assert record.topic() == f"{topics.prefix}events.custom"
     assert schemas.decode(record.value()).payload == {"amount": "1.10"}
+
+
+def test_plain_arguments_are_enough(topics):
+    topics.create(topics.event("loyalty.earned"), partitions=1)
+    servers = topics.settings.bootstrap_servers
+    with EventProducer.connect(servers, source="shop", topic_prefix=topics.prefix, linger_ms=0) as producer:
+        event_id = producer.produce(
+            "loyalty.earned", organization_id=uuid4(), entity_kind="loyalty", payload={"points": 5}
+        )
+    assert schemas.decode(only_record(topics, "loyalty.earned").value()).id == event_id
+    with pytest.raises(SettingsError, match="KAFKA_BOOTSTRAP_SERVERS"):
+        EventProducer.connect("nowhere", source="shop")
 
 
 @pytest.mark.parametrize("event_type", [*sorted(TABLE_OF), "contact_event.invented", "webhook.invented"])
