@@ -3,7 +3,7 @@
 What must stay true: all event families and all of a worker's topics have one partition count, so that an organization
 has the same partition number everywhere; every topic but the positions has a finite retention (erasure relies on it);
 the timestamp of a record is when the broker appended it, because retention by the fact's own time would expire a
-backlog on arrival.
+backlog on arrival; what an event topic takes, the topics of its workers take with their headers on it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,6 +42,9 @@ FAMILIES = (
 SPREAD: Mapping[str, int] = {}
 
 POSITIONS_PARTITIONS = 64  # one for each lane the relay can have; part of the positions' format, not a tuning knob
+
+EVENT_MAX_BYTES = 1_048_588  # Kafka's own default, declared so that another default of a broker's does not change it
+LETTER_MAX_BYTES = 2 * 1024 * 1024  # for the same record with our headers, perhaps compressed less well
 
 _DAY_MS = 24 * 60 * 60 * 1000
 
@@ -158,10 +161,12 @@ def declared(environment: Environment, workers: Iterable[str], prefix: str = "")
         }
         return TopicSpec(name, partitions, sizes.replication, dict(sorted(settings.items())))
 
-    def kept(name: str, days: int) -> TopicSpec:
-        return spec(name, cleanup_policy="delete", retention_ms=str(days * _DAY_MS))
+    def kept(name: str, days: int, max_bytes: int = LETTER_MAX_BYTES) -> TopicSpec:
+        return spec(
+            name, cleanup_policy="delete", retention_ms=str(days * _DAY_MS), max_message_bytes=str(max_bytes)
+        )
 
-    specs = [kept(name, sizes.events_days) for name in topics.families()]
+    specs = [kept(name, sizes.events_days, EVENT_MAX_BYTES) for name in topics.families()]
     for worker in sorted(set(workers)):
         # Twice the longest delay and a long week-end's outage; what waits longer waits in Postgres.
         specs += [kept(name, sizes.retry_days) for name in topics.retries(worker)]

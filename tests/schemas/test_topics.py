@@ -71,6 +71,16 @@ def test_retry_topics_keep_records_twice_as_long_as_they_wait():
             assert int(spec.config["retention.ms"]) >= 2 * 1000 * max(RETRY_DELAYS_S)
 
 
+@pytest.mark.parametrize("environment", ["local", "test", "production"])
+def test_a_record_that_an_event_topic_took_fits_every_topic_of_a_worker_with_64_kb_of_headers_more(environment):
+    limits = {spec.name: int(spec.config.get("max.message.bytes", 0)) for spec in declared(environment, WORKERS)}
+    events = max(limit for name, limit in limits.items() if name.startswith("events."))
+    assert events == 1_048_588
+    others = {name: limit for name, limit in limits.items() if not name.startswith("events.")}
+    assert others.pop("relay.positions") == 0  # small records of the relay's own
+    assert all(limit >= events + 65_536 for limit in others.values())
+
+
 def test_organization_that_is_not_spread_has_one_partition():
     organization = "7f3c1d2e-5b6a-4c8d-9e0f-112233445566"
     assert {partition_of(organization, 24, entity) for entity in (None, "a", "b")} == {16}
