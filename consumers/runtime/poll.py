@@ -63,6 +63,8 @@ class Place:
     paused: bool = False
     committed: int | None = None
     start: int = OFFSET_BEGINNING
+    low: int | None = None
+    """Where the log began when what was committed had expired: nothing before it can be read any more."""
     records: int = 0
     bytes: int = 0
     last: int = -1
@@ -202,21 +204,36 @@ class Poller(threading.Thread):
         if error.code() == KafkaError._AUTO_OFFSET_RESET and message.topic() is not None:
             # The committed offset is no longer in the log: records expired unread. Say so and go on with what there is;
             # the events are in event_log, and a replay to this worker brings them.
-            topic, partition = str(message.topic()), int(message.partition() or 0)
+            self._records_expired(str(message.topic()), int(message.partition() or 0), error)
+            return
+        self._warn(error)
+
+    def _records_expired(self, topic: str, partition: int, error: KafkaError) -> None:
+        place = self._places.get((topic, partition))
+        if place is None:
+            return
+        try:
             low, _ = self._consumer.get_watermark_offsets(
                 TopicPartition(topic, partition), timeout=_COMMITTED_TIMEOUT_S
             )
-            _log.error(
-                "worker.records_expired",
-                worker=self._worker,
-                topic=topic,
-                partition=partition,
-                offset=low,
-                error=error.str(),
-            )
-            self._consumer.seek(TopicPartition(topic, partition, low))
-            return
-        self._warn(error)
+        except KafkaException:
+            low = None  # only for the log and the commit: the beginning is found without it
+        _log.error(
+            "worker.records_expired",
+            worker=self._worker,
+            topic=topic,
+            partition=partition,
+            offset=low,
+            error=error.str(),
+        )
+        # A seek is refused here: with auto.offset.reset=error the client has given the partition up. Assigned anew it
+        # reads on; this is the assignment's own affair, so both group protocols have it.
+        self._consumer.incremental_unassign([TopicPartition(topic, partition)])
+        self._consumer.incremental_assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
+        place.start = OFFSET_BEGINNING
+        place.paused = False
+        # Committed even if no record comes, or an idle partition would say so again at each start.
+        place.low = low
 
     def _warn(self, error: KafkaError) -> None:
         """One line a minute for each kind: a broker that is away says so many times a second."""
@@ -271,6 +288,8 @@ class Poller(threading.Thread):
         offsets = []
         for place in self._places.values():
             mark = place.offsets.committable
+            if place.low is not None:
+                mark = max(mark or 0, place.low)
             if between_reads and place.offsets.idle and place.last >= 0:
                 # Nothing is out: what the consumer has passed is finished, the markers of transactions at the end
                 # included. Without this the lag of a transactional topic never reaches zero. Only between two reads:
