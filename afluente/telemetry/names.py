@@ -37,6 +37,9 @@ EVENTS: dict[str, str] = {
     "worker.records_expired": "retention deleted records before they were read; replay the events to this worker",
     "worker.kafka_error": "the Kafka client reports an error it recovers from (one line a minute for each kind)",
     "worker.kafka_away": "a retry or dead-letter record could not be produced; tried again, its source uncommitted",
+    "worker.record_refused": "the broker refuses a retry or dead-letter record as it is; it goes without `left_out`",
+    "worker.unfit": "a batch failed for what is in a record; it is done in parts until that one is found",
+    "worker.claim_stuck": "the event of a claim that a dead process left cannot be made a record; it stays claimed",
     "worker.commit_failed": "offsets could not be committed at the end; their records come again and are known",
     "worker.postgres_away": "Postgres is away; the same transaction is tried again",
     # stream

@@ -2,6 +2,7 @@
 
 A letter is a row of event_delivery whose state is dead (or needs_review), with its record in the worker's dead-letter
 topic, and in event_log when the topic has let it go. Records that are no event are listed beside them, by their place.
+A letter that did not fit its topic says there only where its record is (`x-omitted`): it is read from that place.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import schemas
 import sql
 from afluente import kafka
 from afluente.settings import KafkaSettings
-from consumers.runtime.records import Headers, Record
+from consumers.runtime.records import OMITTED, Headers, Record
 from schemas.topics import Topics
 
 _READ_TIMEOUT_S = 10.0
@@ -77,8 +78,8 @@ class Letter:
 
     @property
     def id(self) -> str:
-        """What commands and pages call it: the delivery's idempotency key."""
-        return f"{self.worker}:{self.event_id}:{self.target}"
+        """What commands and pages call it: the delivery's idempotency key, less the colon when there is no target."""
+        return f"{self.worker}:{self.event_id}:{self.target}".removesuffix(":")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +155,21 @@ def relay_letters(settings: KafkaSettings, limit: int = 1000) -> list[dict[str, 
     topic = Topics(settings.topic_prefix).relay_dead_letter
     found = []
     for message in kafka.read_topic(settings, topic):
-        about = orjson.loads(message.value() or b"{}")
+        about = _about(message.value())
         found.append({"topic": topic, "partition": message.partition(), "offset": message.offset(), **about})
     found.sort(key=lambda letter: str(letter.get("created_at")), reverse=True)
     return found[:limit]
+
+
+def _about(value: bytes | None) -> dict[str, Any]:
+    """What the relay says about a row; of what somebody else put there, that it is not the relay's."""
+    try:
+        about = orjson.loads(value or b"")
+        if isinstance(about, dict):
+            return about
+    except orjson.JSONDecodeError:
+        pass
+    return {"error_class": "Unreadable", "reason": "the record is not one that the relay writes"}
 
 
 def record_of(settings: KafkaSettings, conn: Connection[Any], letter: Letter | Undecodable) -> Record | None:
@@ -176,6 +188,9 @@ def records_of(
         if letter.dead_partition is not None and letter.dead_offset is not None
     ]
     read = {(r.topic, r.partition, r.offset): r for r in _read(settings, places)}
+    for letter_record in read.values():
+        letter_record.ours = True
+    referred = {(r.topic, r.partition, r.offset): r for r in _read(settings, _referred(topics, letters, read))}
     found: list[Record | None] = []
     for letter in letters:
         record = read.get((topics.dead_letter(letter.worker), letter.dead_partition or 0, letter.dead_offset or 0))
@@ -185,9 +200,35 @@ def records_of(
             # A topic made anew has other records at these offsets.
             if record is not None and record.header("x-event-id") != str(letter.event_id):
                 record = None
-            record = record or _from_log(conn, letter)
+            if record is None or _is_reference(record):
+                record = _from_log(conn, letter) or referred.get(_source(letter))
+        elif record is not None and _is_reference(record):
+            record = referred.get(_source(letter))
         found.append(record)
     return found
+
+
+def _is_reference(record: Record) -> bool:
+    return record.value is None and record.header(OMITTED) is not None
+
+
+def _source(letter: Letter | Undecodable) -> tuple[str, int, int]:
+    """Where the letter's record was read."""
+    if isinstance(letter, Undecodable):
+        return letter.topic, letter.partition, letter.record_offset
+    return letter.origin_topic or "", letter.origin_partition or 0, letter.origin_offset or 0
+
+
+def _referred(
+    topics: Topics, letters: Sequence[Letter | Undecodable], read: dict[tuple[str, int, int], Record]
+) -> list[tuple[str, int, int]]:
+    """The places of the records that letters only refer to."""
+    places = []
+    for letter in letters:
+        place = (topics.dead_letter(letter.worker), letter.dead_partition or 0, letter.dead_offset or 0)
+        if (record := read.get(place)) is not None and _is_reference(record) and _source(letter)[0]:
+            places.append(_source(letter))
+    return places
 
 
 def _from_log(conn: Connection[Any], letter: Letter) -> Record | None:

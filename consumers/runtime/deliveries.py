@@ -430,6 +430,31 @@ class Deliveries:
         parameter = [{"event_created_at": c, "event_id": e, "target": t} for c, e, t in places]
         await self._execute(conn, "no_longer_kept", items=_json(parameter))
 
+    async def bury_kept(
+        self,
+        conn: Connection,
+        place: tuple[datetime, UUID, str],
+        error_class: str,
+        error: str,
+        dead: tuple[int, int],
+        now: datetime,
+    ) -> None:
+        """What was kept cannot go to a retry topic: it is dead, and its dead letter is there. Its key goes on."""
+        created_at, event_id, target = place
+        cursor = await self._execute(
+            conn,
+            "bury_kept",
+            event_created_at=created_at,
+            event_id=event_id,
+            target=target,
+            error_class=error_class,
+            error=records.cut(error),
+            dead_partition=dead[0],
+            dead_offset=dead[1],
+        )
+        if self.ordered:
+            await self.release_keys(conn, [key for (key,) in await cursor.fetchall()], now)
+
     async def orphaned(self, conn: Connection, limit: int) -> list[tuple[Any, ...]]:
         cursor = await self._execute(conn, "orphaned", takeover_s=self._takeover_s, limit=limit)
         return await cursor.fetchall()
@@ -496,7 +521,7 @@ def kept(record: Record) -> dict[str, Any]:
     return {
         "kept_key": (record.key or b"").hex(),
         "kept_value": (record.value or b"").hex(),
-        "kept_headers": records.headers_to_json(record.headers),
+        "kept_headers": records.headers_to_json(records.with_origin(record)),
     }
 
 

@@ -2,10 +2,15 @@
 
 Key, value and the headers of the source record are passed on untouched; ours are set, never appended, so that the
 headers after the eighth attempt have the same names as after the first, and bounded sizes.
+
+Headers are anybody's input. Ours are believed on the worker's own topics only (`Record.ours`), and there too each is
+checked for what its column in Postgres holds: a number beyond it, or a NUL, would end the batch's transaction and with
+it the process, again at each start.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,7 +18,14 @@ from typing import Any
 from uuid import UUID
 
 MAX_ERROR_BYTES = 1000
+MAX_TARGET_BYTES = 500  # it is part of a primary key, and Postgres refuses index entries beyond 2,700 bytes
+MAX_GENERATION = 1_000_000  # far from the end of an integer, as each reprocessing adds one
+MAX_ATTEMPT = 2**15 - 1
+MAX_PARTITION = 2**31 - 1
+MAX_OFFSET = 2**63 - 1
+MAX_MS = 253_402_300_799_999  # the end of the year 9999, where datetime ends
 
+_TOPIC = re.compile(rb"[A-Za-z0-9._-]{1,249}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 EVENT_ID = "x-event-id"
@@ -29,6 +41,8 @@ ORIGIN_OFFSET = "x-origin-offset"
 ORIGIN_TIMESTAMP = "x-origin-timestamp"
 ERROR_CLASS = "x-error-class"
 ERROR_MESSAGE = "x-error-message"
+OMITTED = "x-omitted"
+"""On a dead letter that would not fit: what was left out of it. Its value is then where `x-origin-*` says."""
 
 OURS = frozenset(
     {
@@ -45,6 +59,7 @@ OURS = frozenset(
         ORIGIN_TIMESTAMP,
         ERROR_CLASS,
         ERROR_MESSAGE,
+        OMITTED,
     }
 )
 
@@ -67,6 +82,8 @@ class Record:
     """Deliveries of this record that are not finished."""
     headers_unreadable: bool = False
     """The name of one is not UTF-8, and the client gives out none of them."""
+    ours: bool = False
+    """Read from a topic that only this worker writes to: its `x-` headers are believed, within their bounds."""
 
     @property
     def size(self) -> int:
@@ -104,32 +121,40 @@ class RetryMark:
 
 
 def read_mark(record: Record) -> RetryMark | None:
-    """The mark of a retry record; None when it carries none (a source record, a replay). ValueError when it is
-    broken."""
+    """The mark of a retry record; None when it carries none (a source record, a replay). ValueError, and no other
+    error, when it is broken."""
     values = {name: value for name, value in record.headers if name in OURS and value is not None}
     if GENERATION not in values:
         return None
-    target = values.get(TARGET, b"").decode()
-    if "\x00" in target:
-        raise ValueError(f"header {TARGET} holds a NUL")
+    target = values.get(TARGET, b"")
+    if b"\x00" in target or len(target) > MAX_TARGET_BYTES:
+        raise ValueError(f"header {TARGET} holds a NUL, or more than {MAX_TARGET_BYTES} bytes")
     return RetryMark(
-        target=target,
-        generation=_number(values, GENERATION, 2**31 - 1),
-        attempt=_number(values, ATTEMPT, 2**15 - 1),
-        due_ms=_number(values, DUE_MS, 10**15) if DUE_MS in values else 0,
+        target=target.decode(),
+        generation=_number(values, GENERATION, MAX_GENERATION),
+        attempt=_number(values, ATTEMPT, MAX_ATTEMPT, least=1),
+        due_ms=_number(values, DUE_MS, MAX_MS) if DUE_MS in values else 0,
     )
 
 
 def origin_of(record: Record) -> Origin:
-    """The origin its headers name, else the record's own place."""
-    topic, partition = record.header(ORIGIN_TOPIC), record.header(ORIGIN_PARTITION)
-    offset, timestamp = record.header(ORIGIN_OFFSET), record.header(ORIGIN_TIMESTAMP)
+    """The origin its headers name, if the record is of ours and they can be true; else the record's own place."""
+    own = Origin(record.topic, record.partition, record.offset, min(max(record.timestamp_ms, 0), MAX_MS))
+    if not record.ours:
+        return own
+    values = {name: value for name, value in record.headers if name in OURS and value is not None}
+    topic = values.get(ORIGIN_TOPIC, b"")
+    if _TOPIC.fullmatch(topic) is None:
+        return own
     try:
-        if topic and partition and offset:
-            return Origin(topic, int(partition), int(offset), int(timestamp or 0))
+        return Origin(
+            topic.decode(),
+            _number(values, ORIGIN_PARTITION, MAX_PARTITION),
+            _number(values, ORIGIN_OFFSET, MAX_OFFSET),
+            _number(values, ORIGIN_TIMESTAMP, MAX_MS) if ORIGIN_TIMESTAMP in values else 0,
+        )
     except ValueError:
-        pass  # headers of someone else's making: the record's own place is certain
-    return Origin(record.topic, record.partition, record.offset, record.timestamp_ms)
+        return own
 
 
 def marked_headers(
@@ -159,11 +184,24 @@ def marked_headers(
         ORIGIN_PARTITION: str(origin.partition),
         ORIGIN_OFFSET: str(origin.offset),
         ORIGIN_TIMESTAMP: str(origin.timestamp_ms),
-        ERROR_CLASS: error_class,
+        ERROR_CLASS: cut(error_class) if error_class else None,
         ERROR_MESSAGE: cut(error) if error else None,
     }
     kept = [(name, value) for name, value in headers if name not in OURS]
     return kept + [(name, value.encode()) for name, value in ours.items() if value is not None]
+
+
+def with_origin(record: Record) -> list[tuple[str, bytes | None]]:
+    """Its headers to keep in Postgres: of ours only where it came from, as far as that is believed."""
+    origin = origin_of(record)
+    where = {
+        ORIGIN_TOPIC: origin.topic,
+        ORIGIN_PARTITION: origin.partition,
+        ORIGIN_OFFSET: origin.offset,
+        ORIGIN_TIMESTAMP: origin.timestamp_ms,
+    }
+    kept = [(name, value) for name, value in record.headers if name not in OURS]
+    return kept + [(name, str(value).encode()) for name, value in where.items()]
 
 
 def cut(text: str, limit: int = MAX_ERROR_BYTES) -> str:
@@ -175,6 +213,11 @@ def cut(text: str, limit: int = MAX_ERROR_BYTES) -> str:
 def to_ms(moment: datetime) -> int:
     """Whole milliseconds since the epoch."""
     return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def moment(ms: int) -> datetime:
+    """The moment so many milliseconds after the epoch, within what datetime can say: a producer may have made it up."""
+    return _EPOCH + timedelta(milliseconds=min(max(ms, 0), MAX_MS))
 
 
 def whole_ms(moment: datetime) -> datetime:
@@ -192,8 +235,8 @@ def headers_from_json(kept: Sequence[Sequence[str | None]]) -> list[tuple[str, b
     return [(str(name), None if value is None else bytes.fromhex(value)) for name, value in kept]
 
 
-def _number(values: Mapping[str, bytes], name: str, most: int) -> int:
-    text = values.get(name, b"").decode("ascii", "replace")
-    if not text.isdigit() or len(text) > 16 or int(text) > most:
-        raise ValueError(f"header {name} is {text[:40]!r}, not a number up to {most}")
+def _number(values: Mapping[str, bytes], name: str, most: int, least: int = 0) -> int:
+    text = values.get(name, b"")
+    if not text.isdigit() or len(text) > 19 or not least <= int(text) <= most:
+        raise ValueError(f"header {name} is {text[:40].decode('ascii', 'replace')!r}, no number of {least} to {most}")
     return int(text)

@@ -1,4 +1,8 @@
-"""Retry and dead-letter records to Kafka: idempotent, and believed only when the broker's delivery report is in."""
+"""Retry and dead-letter records to Kafka: idempotent, and believed only when the broker's delivery report is in.
+
+A broker refuses batches, not records: who shares one with a record that is too large is refused with it. What was
+refused is therefore sent again alone, by a producer that makes batches of one, before anything is concluded from it.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +19,28 @@ _FULL_QUEUE_PAUSE_S = 0.05
 
 
 class Sender:
-    """Owns a producer and the thread that serves its delivery reports. One for a process."""
+    """Owns the producers and the thread that serves their delivery reports. One for a worker.
 
-    def __init__(self, make: Callable[[], Producer]) -> None:
+    `make` takes settings of the client as keywords.
+    """
+
+    def __init__(self, make: Callable[..., Producer]) -> None:
+        self._make = make
         self._producer = make()
+        self._single: Producer | None = None
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="delivery-reports", daemon=True)
         self._thread.start()
 
-    async def send(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> tuple[int, int]:
+    async def send(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers, *, alone: bool = False
+    ) -> tuple[int, int]:
         """Returns (partition, offset) once the record is durable. KafkaException when the broker did not take it in
-        time."""
+        time, or refused its batch; with `alone` there is nothing else in that."""
+        producer = self._producer
+        if alone:
+            producer = self._single = self._single or self._make(batch_num_messages=1)
         future: asyncio.Future[tuple[int, int]] = self._loop.create_future()
 
         def report(error: object, message: Message) -> None:
@@ -42,7 +56,7 @@ class Sender:
 
         while True:
             try:
-                self._producer.produce(topic, value=value, key=key, headers=list(headers), on_delivery=report)
+                producer.produce(topic, value=value, key=key, headers=list(headers), on_delivery=report)
                 break
             except BufferError:
                 await asyncio.sleep(_FULL_QUEUE_PAUSE_S)
@@ -50,10 +64,15 @@ class Sender:
 
     def close(self, timeout_s: float) -> None:
         """Wait for what is on its way, at most so long."""
-        self._producer.flush(timeout_s)
+        for producer in self._producers():
+            producer.flush(timeout_s)
         self._stop.set()
         self._thread.join(1.0)
 
     def _serve(self) -> None:
         while not self._stop.is_set():
-            self._producer.poll(_POLL_S)
+            for producer in self._producers():
+                producer.poll(_POLL_S)
+
+    def _producers(self) -> list[Producer]:
+        return [self._producer] if self._single is None else [self._producer, self._single]

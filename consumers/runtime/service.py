@@ -9,13 +9,13 @@ What must stay true:
 - On failure: the attempt and its due time are committed, then the retry record is produced, then the offset is
   finished. The other order would lose the delivery, or run it under an attempt nobody knows of.
 - Postgres or Kafka away is nobody's attempt: the same is done again until it works or the process is stopped.
+- No record can end the process: what makes the database refuse a batch is looked for in it, and buried.
 - A stop or a revoke uses no attempt: what has not begun is dropped, what runs is finished or handed back.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import re
 import socket
@@ -24,12 +24,12 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal, TypeAlias
 from uuid import UUID, uuid4
 
 import psycopg
-from confluent_kafka import KafkaException
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 import schemas
@@ -57,6 +57,7 @@ from consumers.runtime.deliveries import (
     Verdict,
 )
 from consumers.runtime.lanes import Lanes
+from consumers.runtime.outgoing import Outgoing, RecordRefused, pauses_s
 from consumers.runtime.poll import Limits, Place, Poller
 from consumers.runtime.records import Record, RetryMark
 from consumers.runtime.sender import Sender
@@ -87,10 +88,11 @@ _BATCHES = 2  # transactional batches at once: one in the database, one being de
 _PER_LANE = 100  # of one key in one batch, so that one key does not fill it
 _GROUP_COMMIT = 500
 _KEEPER_S = 1.0
-_AWAY_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _OLDEST_MONTH = timedelta(days=400)
 _NEWEST = timedelta(days=31)
-_EVENT_TYPE = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
+_EVENT_TYPE = re.compile(r"(?=.{3,100}\Z)[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
+_LONGEST_WAIT_S = 3650 * 86_400.0  # what a stranger's Retry-After may ask for: datetime ends somewhere
+_CLOCKS_APART_S = 3600.0
 _BREAKS = 3  # a delivery that breaks the connection this often is at fault itself
 
 
@@ -120,7 +122,25 @@ class Done:
     result: Any = None
 
 
-Outcome: TypeAlias = Verdict | Done | PutOff
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """The database takes the delivery in no form: its record is buried like one that is no event."""
+
+    error: BaseException
+
+
+Outcome: TypeAlias = Verdict | Done | PutOff | Unfit
+
+_FAULTY = (
+    psycopg.DataError,
+    psycopg.IntegrityError,
+    psycopg.errors.ProgramLimitExceeded,
+    UnicodeError,
+)
+"""Raised out of a batch's transaction by what is in one of its deliveries: a value that a column does not hold, or a
+constraint that is checked at the commit only."""
+_UNFIT = (psycopg.DataError, psycopg.errors.ProgramLimitExceeded, UnicodeError)
+"""Those of them that come of the record alone, whatever the handler does."""
 
 
 class _Separate(Exception):
@@ -136,6 +156,8 @@ class _Called:
     prepared: Any
     result: Any = None
     error: BaseException | None = None
+    untold: bool = False
+    """Recording it failed at the commit with the worker's own part in it: it is recorded without that."""
 
 
 class WorkerService:
@@ -175,6 +197,11 @@ class WorkerService:
         )
         self._waiting_topics = {self._topics.retry(self.name, delay) for delay in schemas.topics.RETRY_DELAYS_S}
         self._retry_topics = self._waiting_topics | {self._topics.retry(self.name, "now")}
+        # Nothing of ours waits longer in Kafka; a forged time would hold back its partition's offset until then.
+        scale = max(1.0, self._options.backoff_scale)
+        self._longest_wait_ms = int(
+            1000 * (retry.LONGEST_IN_KAFKA_S * (1 + self.policy.jitter) * scale + _CLOCKS_APART_S)
+        )
         self._lanes: Lanes[Item] = Lanes(organization_limit=self.policy.organization_concurrency)
         self._due: retry.DueHeap[tuple[Record, RetryMark | None, Item | None]] = retry.DueHeap()
         self._fan_out: list[tuple[Record, Event, RetryMark | None]] = []
@@ -209,8 +236,9 @@ class WorkerService:
         await self._transaction(self._register)
         await self.worker.open()
         self._sender = Sender(
-            lambda: kafka.producer(self._kafka, message_timeout_ms=30_000, message_max_bytes=4_000_000)
+            partial(kafka.producer, self._kafka, message_timeout_ms=30_000, message_max_bytes=4_000_000)
         )
+        self._outgoing = Outgoing(self._sender, self._say)
         self._poller = self._make_poller()
         background = [
             asyncio.create_task(body())
@@ -358,15 +386,19 @@ class WorkerService:
         if self._stopping:
             return
         now_ms = records.to_ms(self._clock.now())
+        latest_ms = now_ms + self._longest_wait_ms
         for record in batch:
             record.pending = 1
+            record.ours = record.topic in self._retry_topics
             mark = None
             if record.headers_unreadable:
                 self._spawn(record, self._undecodable(record, "BadHeaders", "the name of a header is not UTF-8"))
                 continue
-            if record.topic in self._retry_topics:
+            if record.ours:
                 try:
                     mark = records.read_mark(record)
+                    if mark is not None and mark.due_ms > latest_ms:
+                        raise ValueError(f"header {records.DUE_MS} is further off than any wait in a retry topic")
                 except ValueError as error:
                     self._spawn(record, self._undecodable(record, "BadHeaders", str(error)))
                     continue
@@ -376,7 +408,7 @@ class WorkerService:
             self._admit(record, mark)
 
     def _admit(self, record: Record, mark: RetryMark | None) -> None:
-        if record.topic not in self._retry_topics:
+        if not record.ours:
             # The type is in a header, so that other workers' records need not be decoded.
             event_type = record.header("ce_type")
             if event_type is not None and not self.takes(event_type):
@@ -387,7 +419,7 @@ class WorkerService:
         except UndecodableRecord as error:
             self._spawn(record, self._undecodable(record, error.error_class, error.message))
             return
-        if record.topic not in self._retry_topics and not self.takes(event.event_type):
+        if not record.ours and not self.takes(event.event_type):
             self._poller.finish(record)
             return
         month = (event.created_at.year, event.created_at.month)
@@ -532,10 +564,21 @@ class WorkerService:
 
         separate = False
         try:
-            await self._transaction(fix)
-        except _Separate:
-            separate = True
-            await self._transaction(fix)
+            try:
+                await self._transaction(fix)
+            except _Separate:
+                separate = True
+                await self._transaction(fix)
+        except _FAULTY as error:
+            self._say_unfit(error, len(batch))
+            if len(batch) > 1:
+                for entry in batch:
+                    await self._fix_targets([entry])
+            elif isinstance(error, _UNFIT):
+                self._spawn(batch[0][0], self._undecodable(batch[0][0], kind(error), describe(error)))
+            else:  # what `targets` wrote fails at the commit
+                self._targets_failed(*batch[0], error)
+            return
         for i, (record, event, mark) in enumerate(batch):
             if i in failed:
                 self._targets_failed(record, event, mark, failed[i])
@@ -657,6 +700,40 @@ class WorkerService:
         await self._settle_all(list(zip(items, outcomes, strict=True)))
 
     async def _handle_all(self, items: list[Item]) -> list[Outcome]:
+        """In one transaction; if something in it fails all of it, by halves, in their order, until that one stands
+        alone."""
+        try:
+            return await self._handle_together(items)
+        except _FAULTY as error:
+            self._say_unfit(error, len(items))
+            if len(items) == 1:
+                return [await self._put_off_alone(items[0], error)]
+        middle = len(items) // 2
+        return [*await self._handle_all(items[:middle]), *await self._handle_all(items[middle:])]
+
+    async def _put_off_alone(self, item: Item, error: BaseException) -> Outcome:
+        """The delivery whose transaction failed as a whole: an attempt, if the delivery itself can be written."""
+        outcome: Outcome | None = None
+
+        async def work(conn: Connection) -> None:
+            nonlocal outcome
+            now = self._clock.now()
+            [outcome] = await self._deliveries.claim(conn, [item], now, self.policy.delay, KEEP_BEYOND)
+            if not isinstance(outcome, Run):
+                return
+            outcome = put_off = self._outcome(item, error)
+            await self._deliveries.put_off(conn, [(item, put_off)], now, locked=True)
+            if self._deliveries.ordered and put_off.state == "dead":
+                await self._deliveries.release_keys(conn, [item.key], now)
+
+        try:
+            await self._transaction(work)
+        except _UNFIT as unfit:
+            return Unfit(unfit)
+        assert outcome is not None
+        return outcome
+
+    async def _handle_together(self, items: list[Item]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         separate = False
 
@@ -774,19 +851,9 @@ class WorkerService:
         started = False
         prepared: dict[int, Any] = {}
         outcomes: list[Outcome] = []
-        separate = False
-
-        async def work(conn: Connection) -> None:
-            prepared.clear()
-            outcomes[:] = await self._claim_in(conn, items, prepared, separate)
-
         try:
-            while items:
-                try:
-                    await self._transaction(work)
-                    break
-                except _Separate:
-                    separate = True
+            if items:
+                outcomes, prepared = await self._claim_all(items)
             started = True
         finally:
             if not self._abandoned:
@@ -801,6 +868,33 @@ class WorkerService:
             item = items[i]
             self._spawn(None, self._call((item.event.organization_id, item.key), item, value))
         await self._settle_all([(items[i], outcome) for i, outcome in enumerate(outcomes) if i not in prepared])
+
+    async def _claim_all(self, items: list[Item]) -> tuple[list[Outcome], dict[int, Any]]:
+        """The outcomes, and by number what was prepared for those that are called now. By halves after a failure of
+        all."""
+        prepared: dict[int, Any] = {}
+        outcomes: list[Outcome] = []
+        separate = False
+
+        async def work(conn: Connection) -> None:
+            prepared.clear()
+            outcomes[:] = await self._claim_in(conn, items, prepared, separate)
+
+        try:
+            while True:
+                try:
+                    await self._transaction(work)
+                    return outcomes, prepared
+                except _Separate:
+                    separate = True
+        except _FAULTY as error:
+            self._say_unfit(error, len(items))
+            if len(items) == 1:
+                return [await self._put_off_alone(items[0], error)], {}
+        middle = len(items) // 2
+        outcomes, prepared = await self._claim_all(items[:middle])
+        others, more = await self._claim_all(items[middle:])
+        return [*outcomes, *others], prepared | {i + middle: value for i, value in more.items()}
 
     async def _claim_in(
         self, conn: Connection, items: list[Item], prepared: dict[int, Any], separate: bool
@@ -876,6 +970,15 @@ class WorkerService:
                 break
             except _Separate:
                 separate = True
+            except _FAULTY as error:
+                self._say_unfit(error, len(batch))
+                if len(batch) > 1:
+                    for called in batch:
+                        await self._record_all([called])
+                    return
+                if batch[0].untold:
+                    raise
+                batch[0].error, batch[0].untold = batch[0].error or error, True
         faults.point("worker.after_commit")
         delivered = []
         for called, outcome in zip(batch, outcomes, strict=True):
@@ -969,6 +1072,8 @@ class WorkerService:
         """The worker has a part of its own in the record's transaction. After a snooze not: no attempt was used."""
         kind = type(self.worker)
         assert issubclass(kind, ExternalWorker)
+        if called.untold:
+            return False
         if isinstance(outcome, Done):
             return kind.record is not ExternalWorker.record
         return kind.failed is not ExternalWorker.failed and not isinstance(called.error, Snooze)
@@ -1011,6 +1116,12 @@ class WorkerService:
 
     def _outcome(self, item: Item, error: BaseException) -> PutOff:
         """What a failed run means: the one place that decides whether to try again, and when."""
+        try:
+            return self._judge(item, error)
+        except (OverflowError, ValueError, TypeError) as impossible:  # it asked to come back at no moment there is
+            return self._judge(item, impossible)
+
+    def _judge(self, item: Item, error: BaseException) -> PutOff:
         now, used = self._clock.now(), item.attempt
         if isinstance(error, Snooze):
             until = error.until
@@ -1022,9 +1133,8 @@ class WorkerService:
         if retry.is_spent(self.policy, used):
             return PutOff("dead", used, None, kind(error), describe(error))
         if isinstance(error, RetryAfter):
-            return self._waiting(
-                used, now + timedelta(seconds=max(0.0, error.seconds)), now, kind(error), describe(error)
-            )
+            wait_s = min(max(0.0, error.seconds), _LONGEST_WAIT_S)
+            return self._waiting(used, now + timedelta(seconds=wait_s), now, kind(error), describe(error))
         wait_s = retry.backoff_s(self.policy, used, self._random, self._options.backoff_scale)
         # The longest tier with its jitter goes beyond two hours, and still fits its topic.
         due = records.whole_ms(now + timedelta(seconds=wait_s))
@@ -1063,6 +1173,10 @@ class WorkerService:
                 self._check_revoking()
                 due = self._clock.now() + timedelta(seconds=self._options.held_recheck_s)
                 self._wait_until(records.to_ms(due), item.record, item.mark, item)
+            case Unfit(error):
+                await self._undecodable(item.record, kind(error), describe(error))
+                item.record.place.running -= 1
+                self._check_revoking()
             case PutOff(state="waiting"):
                 self._say_retried(item, outcome)
                 assert outcome.due is not None
@@ -1117,8 +1231,29 @@ class WorkerService:
             error_class=wait.error_class,
             error=wait.error,
         )
-        await self._send(self._topics.retry(self.name, delay), item.record, headers)
+        try:
+            await self._outgoing.retry(self._topics.retry(self.name, delay), item.record, headers)
+        except RecordRefused as refused:
+            await self._dead_for_its_size(item, PutOff("dead", failed_attempts, None, kind(refused), str(refused)))
         faults.point("worker.after_retry_produced")
+
+    async def _dead_for_its_size(self, item: Item, outcome: PutOff) -> None:
+        """No retry topic takes its record: it cannot come back, and would hold its partition's offset for ever."""
+
+        async def write(conn: Connection) -> None:
+            now = self._clock.now()
+            if self._deliveries.ordered:
+                await self._deliveries.lock_keys(conn, [item.key])
+            await self._deliveries.put_off(conn, [(item, outcome)], now, locked=True)
+            if self._deliveries.ordered and await self._deliveries.release_keys(conn, [item.key], now):
+                self._keep_work.set()
+
+        await self._transaction(write)
+        self._say_dead(item, outcome)
+        attempts = outcome.attempts
+        await self._bury(
+            item, BuryAgain(attempts, item.generation, item.first_failure_at, outcome.error_class, outcome.error)
+        )
 
     def _tier(self, wait_s: float, failed_attempts: int) -> int | Literal["now"]:
         """The tier that this wait was drawn from, if it was; else the shortest topic that is long enough."""
@@ -1142,12 +1277,13 @@ class WorkerService:
             error_class=dead.error_class,
             error=dead.error,
         )
-        partition, offset = await self._send(self._topics.dead_letter(self.name), item.record, headers)
+        topic = self._topics.dead_letter(self.name)
+        partition, offset = await self._outgoing.dead_letter(topic, item.record, headers)
         await self._transaction(lambda conn: self._deliveries.buried(conn, item, partition, offset))
 
     async def _undecodable(self, record: Record, error_class: str, message: str) -> None:
         """Dead letter with its bytes, once; the partition goes on."""
-        timestamp = datetime.fromtimestamp(max(record.timestamp_ms, 0) / 1000, UTC)
+        timestamp = records.moment(record.timestamp_ms)
         known = False
 
         async def look(conn: Connection) -> None:
@@ -1163,7 +1299,7 @@ class WorkerService:
                 error_class=error_class,
                 error=message,
             )
-            dead = await self._send(self._topics.dead_letter(self.name), record, headers)
+            dead = await self._outgoing.dead_letter(self._topics.dead_letter(self.name), record, headers)
             await self._transaction(
                 lambda conn: self._deliveries.undecodable(conn, record, timestamp, error_class, message, dead)
             )
@@ -1177,18 +1313,6 @@ class WorkerService:
                 error=f"{error_class}: {records.cut(message)}",
             )
         self._finish(record)
-
-    async def _send(self, topic: str, record: Record, headers: records.Headers) -> tuple[int, int]:
-        """Until the broker has it: a record that cannot be put anywhere must not be finished."""
-        for pause_s in itertools.chain(_AWAY_PAUSES_S, itertools.repeat(_AWAY_PAUSES_S[-1])):
-            try:
-                return await self._sender.send(topic, record.key, record.value, headers)
-            except KafkaException as error:
-                if error.args[0].fatal():
-                    raise
-                self._say("worker.kafka_away", level="error", topic=topic, error=error.args[0].str())
-                await asyncio.sleep(pause_s)
-        raise AssertionError("unreachable")
 
     def _settled(self, item: Item) -> None:
         item.record.place.running -= 1
@@ -1224,34 +1348,46 @@ class WorkerService:
             produced = len(rows)
             if not rows:
                 return
-            await asyncio.gather(*(self._produce_kept(row) for row in rows))
-            await self._deliveries.no_longer_kept(conn, [(row[0], row[1], row[2]) for row in rows])
+            letters = await asyncio.gather(*(self._produce_kept(row) for row in rows))
+            places = [(row[0], row[1], row[2]) for row in rows]
+            produced_at = [place for place, letter in zip(places, letters, strict=True) if letter is None]
+            await self._deliveries.no_longer_kept(conn, produced_at)
+            for place, letter in zip(places, letters, strict=True):
+                if letter is not None:
+                    await self._deliveries.bury_kept(conn, place, *letter, self._clock.now())
 
         await self._transaction(work)
         return produced
 
-    async def _produce_kept(self, row: tuple[Any, ...]) -> None:
+    async def _produce_kept(self, row: tuple[Any, ...]) -> tuple[str, str, tuple[int, int]] | None:
+        """Back to retry.now. What that topic refuses becomes a dead letter: (error class, error, where it is)."""
         (_, event_id, target, _, attempts, generation, due, key, value, kept_headers, first_failure_at, *rest) = row
         error_class, error, origin_topic, origin_partition, origin_offset = rest
         topic = self._topics.retry(self.name, "now")
-        record = Record(topic, 0, 0, 0, bytes(key), bytes(value), records.headers_from_json(kept_headers))
+        record = Record(
+            "event_log", 0, 0, 0, bytes(key), bytes(value), records.headers_from_json(kept_headers), ours=True
+        )
         origin = records.origin_of(record)
         if origin_topic is not None:
             origin = records.Origin(origin_topic, origin_partition, origin_offset, origin.timestamp_ms)
-        headers = records.marked_headers(
+        marked = partial(
+            records.marked_headers,
             record.headers,
             worker=self.name,
             origin=origin,
             event_id=event_id,
             target=target,
             generation=generation,
-            attempt=attempts + 1,
-            due=due,
             first_failure=first_failure_at,
-            error_class=error_class,
-            error=error,
         )
-        await self._send(topic, record, headers)
+        try:
+            headers = marked(attempt=attempts + 1, due=due, error_class=error_class, error=error)
+            await self._outgoing.retry(topic, record, headers)
+            return None
+        except RecordRefused as refused:
+            headers = marked(attempt=max(attempts, 1), error_class=kind(refused), error=str(refused))
+            dead = await self._outgoing.dead_letter(self._topics.dead_letter(self.name), record, headers)
+            return kind(refused), str(refused), dead
 
     async def _renew_loop(self) -> None:
         """Say that this process lives; take over what those that do not have left."""
@@ -1289,11 +1425,16 @@ class WorkerService:
                 metadata.encode(),
                 created_at,
             )
+            try:
+                value = schemas.encode(event_row)
+            except schemas.SchemaError as error:
+                self._say("worker.claim_stuck", level="error", event_id=str(event_id), target=target, error=str(error))
+                continue
             await self._deliveries.take_over(
                 conn,
                 (created_at, event_id, target),
                 str(organization_id).encode(),
-                schemas.encode(event_row),
+                value,
                 [(name, value) for name, value in schemas.headers(event_row)],
                 self._clock.now(),
             )
@@ -1348,7 +1489,7 @@ class WorkerService:
 
     async def _transaction(self, work: Callable[[Connection], Awaitable[None]]) -> None:
         """Run `work` in a transaction, again for as long as Postgres is away. Other errors are the caller's."""
-        for pause_s in itertools.chain(_AWAY_PAUSES_S, itertools.repeat(_AWAY_PAUSES_S[-1])):
+        for pause_s in pauses_s():
             conn: Connection | None = None
             try:
                 async with self._pool.connection() as conn, conn.transaction():
@@ -1379,6 +1520,9 @@ class WorkerService:
     def _say(self, name: str, *, level: str = "info", **fields: Any) -> None:
         getattr(_log, level)(name, worker=self.name, **fields)
         self._observer(name, worker=self.name, **fields)
+
+    def _say_unfit(self, error: BaseException, deliveries: int) -> None:
+        self._say("worker.unfit", level="warning", deliveries=deliveries, error=f"{kind(error)}: {describe(error)}")
 
     def _say_delivered(self, items: list[Item]) -> None:
         for item in items:

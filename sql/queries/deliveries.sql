@@ -203,6 +203,26 @@ UPDATE event_delivery d
    AND d.event_id = input.event_id
    AND d.target = input.target;
 
+-- name: bury_kept
+-- A record that the broker would not take back: its dead letter, a reference to it, is in the topic already.
+UPDATE event_delivery
+   SET state = 'dead',
+       next_attempt_at = NULL,
+       error_class = %(error_class)s,
+       last_error = %(error)s,
+       kept_key = NULL,
+       kept_value = NULL,
+       kept_headers = NULL,
+       dead_partition = %(dead_partition)s,
+       dead_offset = %(dead_offset)s,
+       finished_at = clock_timestamp(),
+       updated_at = clock_timestamp()
+ WHERE event_created_at = %(event_created_at)s
+   AND worker = %(worker)s
+   AND event_id = %(event_id)s
+   AND target = %(target)s
+RETURNING key;
+
 -- name: orphaned
 -- Claims of processes that were not renewed for so long, with the event as event_log has it.
 SELECT d.event_created_at, d.event_id, d.target, d.claimed_by,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+from uuid import uuid4
 
 import orjson
 import pytest
@@ -94,6 +95,9 @@ async def test_a_retry_reaches_only_the_worker_and_target_that_failed(
         found = json.loads(listed.stdout)
         assert {entry["id"] for entry in found} == {f"mended-worker:{r.id}:b" for r in rows}
         assert found[0]["error"] == "b is broken"
+        shown = (await command(processes, "show", found[0]["id"])).stdout
+        assert "\n  x-worker " in shown
+        assert orjson.loads(shown.partition("\nevent\n")[2])["id"] == found[0]["event_id"]
         assert found[0]["origin"]["topic"] == topics.event("message.received")
         arguments = ["retry", "--worker", "mended-worker", "--error", "broken", "--format", "json"]
 
@@ -242,6 +246,19 @@ async def test_bytes_that_are_no_event_are_listed_shown_retried_and_discarded(
     ]
 
 
+def test_what_is_not_the_relays_on_its_dead_letter_topic_is_said_to_be_that(
+    topics, organization, worker_topics, processes
+):
+    strangers = (b"{", b"[]", b"\xff", b"", None, b"[" * 100_000)
+    producer = clients.producer(topics.settings)
+    for value in strangers:
+        produce_raw(producer, topics.relay_dead_letter, value)
+    producer.flush(30)
+    listed = dlq(processes, "list", "--relay", "--format", "json")
+    assert listed.returncode == 0, listed.stderr
+    assert [letter["error_class"] for letter in json.loads(listed.stdout)] == ["Unreadable"] * len(strangers)
+
+
 def test_rows_the_relay_could_not_publish_are_listed(topics, organization, worker_topics, processes):
     producer = clients.producer(topics.settings)
     about = {"reason": "payload.x: is no number", "error_class": "EncodeError", "event_id": str(organization), "seq": 7}
@@ -263,13 +280,39 @@ def test_rows_the_relay_could_not_publish_are_listed(topics, organization, worke
         (["retry", "x", "--worker", "y-worker"], "not both"),
         (["retry", "not-an-id", "--yes"], "is not an id"),
         (["list", "--since", "soon"], "is no time"),
-        (["list", "--org", "acme"], "is not an id"),
     ],
 )
 def test_wrong_usage_is_said_and_nothing_is_done(processes, arguments, says):
     ran = dlq(processes, *arguments)
     assert ran.returncode == 2
     assert says in ran.stderr
+
+
+def test_of_an_organization_by_its_name_and_of_the_relay_beside(database, topics, worker_topics, processes):
+    organization = database.organization("Loja Azul")
+    dead = """
+        INSERT INTO event_delivery (event_created_at, worker, event_id, target, organization_id, event_type, key, state,
+                                    attempts, generation, error_class, error_message, dead_at)
+        VALUES (clock_timestamp(), 'mended-worker', %s, %s, %s, 'x.y', '', 'dead', 1, 0, 'Reject', 'no', now())
+    """
+    whole, targeted = uuid4(), uuid4()
+    database.execute(dead, (whole, "", organization))
+    database.execute(dead, (targeted, "b", organization))
+    database.organization("Other")
+    listed = dlq(processes, "list", "--org", "Loja Azul", "--format", "json")
+    ids = {f"mended-worker:{whole}", f"mended-worker:{targeted}:b"}
+    assert {letter["id"] for letter in json.loads(listed.stdout)} == ids
+    assert dlq(processes, "list", "--org", "Other").returncode == 3
+    nobody = dlq(processes, "list", "--org", "Nobody")
+    assert (nobody.returncode, "no organization is called" in nobody.stderr) == (3, True)
+    # an id with and without the empty target, and the worker that is nowhere registered
+    for id in (f"mended-worker:{whole}", f"mended-worker:{whole}:"):
+        assert json.loads(dlq(processes, "retry", id, "--dry-run", "--format", "json").stdout)["count"] == 1
+    assert "of the relay" not in dlq(processes, "list").stderr
+    producer = clients.producer(topics.settings)
+    produce_raw(producer, topics.relay_dead_letter, b"{}")
+    producer.flush(30)
+    assert "2 dead letters, and 1 of the relay: afluente dlq list --relay" in dlq(processes, "list").stderr
 
 
 def test_there_is_none(processes, organization):

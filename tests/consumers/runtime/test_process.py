@@ -77,7 +77,7 @@ def test_several_workers_share_a_process(organization, database, topics, process
 
 def test_a_worker_nobody_knows_and_topics_nobody_made(organization, topics, processes):
     unknown = processes.run("worker", "run", "webhook-dispach-worker", env=ENV)
-    assert unknown.returncode == 1
+    assert unknown.returncode == 2
     assert "did you mean webhook-dispatch-worker?" in unknown.stderr
     missing = processes.run("worker", "run", f"{WORKERS}:Plain", env=ENV)
     assert missing.returncode == 1
