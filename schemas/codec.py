@@ -441,18 +441,23 @@ _SPECVERSION_HEADER = ("ce_specversion", b"1.0")
 _CONTENT_TYPE_HEADER = ("content-type", CONTENT_TYPE)
 _36 = _length(36)  # of a UUID as text
 _ENTITY = _PRESENT + _36
+_BACKSLASH = 92
+_DIGITS = [b"%03d" % number for number in range(1_000)]
+_LAST_14_BITS = [bytes((number & 0x7F | 0x80, number >> 7)) for number in range(1 << 14)]
 _14_BITS = [bytes((number & 0x7F | 0x80, number >> 7 | 0x80)) for number in range(1 << 14)]
 
 
 def _plain_record(row: Row) -> Encoded | None:
     """The record of a row with nothing unusual in it; None, or any exception, for all others."""
-    if b"\\u0000" in row.payload or b"\\u0000" in row.metadata:
+    text, correlation = row.payload, row.metadata
+    # Most have no backslash at all, which is found out ten times as fast.
+    if (_BACKSLASH in text and b"\\u0000" in text) or (_BACKSLASH in correlation and b"\\u0000" in correlation):
         return None
-    payload, metadata = orjson.loads(row.payload), orjson.loads(row.metadata)
+    payload, metadata = orjson.loads(text), orjson.loads(correlation)
     if type(payload) is not dict or type(metadata) is not dict or "schema_version" in metadata:
         return None
     (writer,) = _writers_for(row, payload, metadata)
-    if writer.floats and writer.plain is not None and _LONG_DIGITS.search(row.payload) is not None:
+    if writer.floats and writer.plain is not None and _LONG_DIGITS.search(text) is not None:
         return None
     number = row.organization_id.int
     key, organization, source = _organizations.get(number) or _organization(row.organization_id)
@@ -475,14 +480,11 @@ def _plain_record(row: Row) -> Encoded | None:
             kind,
             entity,
             moment,
-            _length(len(row.metadata)),
-            row.metadata,
+            _length(len(correlation)),
+            correlation,
         )
     )
-    if writer.plain is None:
-        value = b"".join((front, _length(len(row.payload)), row.payload))
-    else:
-        value = writer.plain(front, payload)
+    value = b"".join((front, _length(len(text)), text)) if writer.plain is None else writer.plain(front, payload)
     found = [
         _SPECVERSION_HEADER,
         ("ce_id", event_id),
@@ -492,10 +494,10 @@ def _plain_record(row: Row) -> Encoded | None:
         ("ce_subject", subject),
         _CONTENT_TYPE_HEADER,
     ]
-    if type(text := metadata.get("traceparent")) is str and text:
-        found.append(("traceparent", text.encode()))
-    if type(text := metadata.get("request_id")) is str and text:
-        found.append(("x-request-id", text.encode()))
+    if type(trace := metadata.get("traceparent")) is str and trace:
+        found.append(("traceparent", trace.encode()))
+    if type(request := metadata.get("request_id")) is str and request:
+        found.append(("x-request-id", request.encode()))
     if row.seq:
         found.append(("seq", b"%d" % row.seq))
     return Encoded(key, value, found)
@@ -534,11 +536,12 @@ def _moment(moment: datetime) -> tuple[bytes, bytes]:
         raise ValueError("not a number of eight bytes: the years before 1979 and after 3110")
     known, text = _latest_second
     if known != second:
-        text = (_EPOCH + timedelta(seconds=second)).isoformat()[:19].encode()
+        text = (_EPOCH + timedelta(seconds=second)).isoformat()[:19].encode() + b"."
         _latest_second = (second, text)
     # 14 bits in two bytes, each of which says that more follow; the last does not
     pairs = _14_BITS[number & 0x3FFF] + _14_BITS[number >> 14 & 0x3FFF] + _14_BITS[number >> 28 & 0x3FFF]
-    return pairs + bytes((last & 0x7F | 0x80, last >> 7)), b"%s.%06d+00:00" % (text, since.microseconds)
+    thousands, ones = divmod(since.microseconds, 1_000)
+    return pairs + _LAST_14_BITS[last], b"".join((text, _DIGITS[thousands], _DIGITS[ones], b"+00:00"))
 
 
 def _payload_writer(schema: Schema) -> _Put | None:

@@ -27,7 +27,7 @@ def run(
     ] = False,
     chunk_rows: Annotated[
         int, typer.Option("--chunk-rows", min=1, max=50_000, help="rows in one Kafka transaction at most")
-    ] = 5_000,
+    ] = 2_500,
 ) -> None:
     """Publish what is committed to event_log, exactly once, until SIGTERM or SIGINT.
 

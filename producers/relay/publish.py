@@ -101,10 +101,18 @@ class Session:
         self.idle()
         self._failed_code, self._reports = None, []
         self._producer.begin_transaction()
+        produce: Any = self._producer.produce
+        reported = self._report is not None
         for record in records:
+            if record.partition < 0 and not reported:  # nearly all of them: with no detour, as there are so many
+                try:
+                    produce(record.topic, record.value, record.key, headers=record.headers)
+                    continue
+                except BufferError:
+                    pass
             # librdkafka decides the type of an absent argument badly: `partition` only when there is one
             where: dict[str, Any] = {} if record.partition < 0 else {"partition": record.partition}
-            if self._report is not None:
+            if reported:
                 where["on_delivery"] = partial(self._reported, record)
             self._produce(record.topic, record.value, record.key, headers=record.headers, **where)
         self._produce(self._topics.positions, position.format(), position.key.encode(), partition=position.lane)
