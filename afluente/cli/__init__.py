@@ -172,13 +172,15 @@ def _explain_client(error: Exception) -> tuple[Exit, str, str | None]:
             return Exit.FAILED, f"the database lacks something: {_first_line(error)}", "afluente migrate up"
         if isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("AF"):
             return Exit.FAILED, f"{_first_line(error)} ({error.sqlstate})", None
-    if confluent := sys.modules.get("confluent_kafka"):  # noqa: SIM102  two questions, asked in turn
+    if confluent := sys.modules.get("confluent_kafka"):
         if isinstance(error, confluent.KafkaException):
             reason = error.args[0].str() if hasattr(error.args[0], "str") else str(error)
             away = hasattr(error.args[0], "retriable") and (
                 error.args[0].retriable() or error.args[0].code() in _away_codes(confluent)
             )
             return (Exit.TRY_AGAIN if away else Exit.FAILED), f"Kafka: {reason}", "afluente doctor"
+        if isinstance(error, TimeoutError):  # of a future of the admin client
+            return Exit.TRY_AGAIN, "Kafka does not answer in time", "afluente doctor"
     traceback.print_exception(error)
     return Exit.FAILED, f"unexpected {type(error).__name__}: {error}", None
 

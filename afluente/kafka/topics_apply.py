@@ -30,6 +30,7 @@ from confluent_kafka.admin import (
 from schemas.topics import TopicSpec
 
 REQUEST_TIMEOUT_S = 30.0
+METADATA_TIMEOUT_S = 10.0  # the first question to a cluster: one that does not answer it is away
 
 DRAIN_PLAN = "changes only by the drain plan: stop the relay, let every group finish, re-create the topics, resume"
 REASSIGN = "a replication factor changes by kafka-reassign-partitions"
@@ -76,7 +77,7 @@ def plan(admin: AdminClient, specs: Sequence[TopicSpec], is_ours: Callable[[str]
 
     Raises KafkaException when the cluster does not answer.
     """
-    found = admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+    found = admin.list_topics(timeout=METADATA_TIMEOUT_S).topics
     existing = [spec for spec in specs if spec.name in found]
     settings = _settings(admin, [spec.name for spec in existing])
     differences: list[Difference] = []
@@ -217,7 +218,7 @@ def _failures(futures: dict[str, Future[Any]]) -> dict[str, tuple[int, str]]:
 
 def record_counts(admin: AdminClient, topic: str) -> dict[int, int]:
     """Offsets between the first and the next record of each partition: records, and the marks of transactions."""
-    partitions = admin.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic].partitions
+    partitions = admin.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics[topic].partitions
     earliest, latest = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
     first, following = (_offsets(admin, topic, partitions, spec) for spec in (earliest, latest))
     return {partition: following[partition] - first[partition] for partition in sorted(partitions)}

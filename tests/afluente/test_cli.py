@@ -117,6 +117,18 @@ def test_a_server_that_is_away_is_exit_75():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["topics plan", "topics apply --yes", "topics show events.lead", "tail", "dlq list --relay", "relay status",
+     "stream status", "verify"],
+)  # fmt: skip
+def test_without_kafka_every_command_ends_soon_with_75(words, processes, database):
+    done = processes.run(*words.split(), env={"KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}, timeout=40)
+    assert done.returncode == Exit.TRY_AGAIN, done.stderr
+    assert "Kafka" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_faults_are_armed_by_the_command_only_when_asked(tmp_path):
     env = {"PATH": "/usr/bin:/bin", "DATABASE_URL": "postgresql://u@127.0.0.1:1/db", "AFLUENTE_FAULT": "nonsense"}
     done = run("migrate", "status", env=env)
