@@ -29,7 +29,8 @@ class SettingsError(AfluenteError):
             f"{variable}: {what}" if value is None else f"{variable}={value!r}: {what}"
             for variable, value, what in problems
         ]
-        super().__init__("; ".join(lines), hint="`afluente doctor` lists every setting and where its value came from")
+        hint = "`afluente doctor --settings` lists every setting and where its value came from"
+        super().__init__("; ".join(lines), hint=hint)
 
 
 class Unavailable(AfluenteError):

@@ -25,6 +25,7 @@ app = typer.Typer()
 CLOCK_TOLERANCE_S = 2.0
 KAFKA_TIMEOUT_S = 5.0
 LEAST_POSTGRES = 18
+_SERVERS = ("KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL")
 LEAST_LIBRDKAFKA = (2, 15)
 ROLES = ("afluente_app", "afluente_worker", "afluente_admin")
 
@@ -54,7 +55,8 @@ def doctor(
 ) -> None:
     """Look at settings, servers, versions, topics, migrations, roles and clocks. Exit 3 when something is to be mended.
 
-    Without KAFKA_BOOTSTRAP_SERVERS and DATABASE_URL it looks at what `afluente up` started.
+    It looks at the servers that KAFKA_BOOTSTRAP_SERVERS and DATABASE_URL name, without them at what `afluente up` has
+    started.
 
     \b
     Examples:
@@ -81,8 +83,10 @@ def examine(environment: Mapping[str, str], state_dir: Path) -> Iterator[Finding
     """All checks in order, each looking at the world as it is yielded."""
     from afluente.local import stack as stacks
 
-    stack = stacks.load(state_dir.absolute())
     environment = dict(environment)
+    stack = stacks.load(state_dir.absolute())
+    if stack is not None and _names_others(environment, stack):
+        stack = None  # such as the demo's, while `afluente up` has left servers of its own
     if stack is not None:
         yield from _local(stack)
         for name, value in stack.environment().items():
@@ -94,6 +98,12 @@ def examine(environment: Mapping[str, str], state_dir: Path) -> Iterator[Finding
     yield from _libraries()
     yield from _kafka(environment)
     yield from _postgres(environment)
+
+
+def _names_others(environment: Mapping[str, str], stack: Any) -> bool:
+    """Whether the environment points at other servers than the stack's."""
+    stacks_own = stack.environment()
+    return any(environment.get(name, stacks_own[name]) != stacks_own[name] for name in _SERVERS)
 
 
 def _local(stack: Any) -> Iterator[Finding]:
@@ -125,7 +135,7 @@ def _local_possible(environment: Mapping[str, str]) -> Iterator[Finding]:
     """No stack of ours here: is one needed, and could there be one?"""
     from afluente.local import docker, kafka
 
-    if all(environment.get(name) for name in ("KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL")):
+    if all(environment.get(name) for name in _SERVERS):
         return
     if docker.answers():
         yield Finding("local.source", State.note, "`afluente up` would use Docker")
@@ -161,9 +171,7 @@ def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("settings", State.ok, "every process can read its settings")
     known = _known().keys() | _NOT_OF_A_PROCESS
     unknown = sorted(
-        name
-        for name in environment
-        if name.startswith("AFLUENTE_") and not {name, name.removesuffix("_FILE")} & known
+        name for name in environment if name.startswith("AFLUENTE_") and not {name, name.removesuffix("_FILE")} & known
     )
     for name in unknown:
         yield Finding(

@@ -15,6 +15,7 @@ from afluente.cli import doctor
 from afluente.cli.doctor import State
 from afluente.errors import Unavailable
 from afluente.kafka import release
+from afluente.local.stack import Server, Source, Stack
 from afluente.settings import KafkaSettings
 from consumers.workers import REGISTRY
 
@@ -78,6 +79,16 @@ def test_a_login_that_may_not_become_the_roles_is_found(env, database, postgres,
         database.execute(f"DROP OWNED BY {login}")
         with postgres.admin() as admin:
             admin.execute(f"DROP ROLE {login}")
+
+
+def test_servers_that_the_environment_names_are_looked_at_and_not_those_of_another_stack(env, topics, tmp_path):
+    topics.create_declared(list(REGISTRY))
+    away = Server(Source.embedded, "127.0.0.1:1", log="kafka.log")
+    Stack(tmp_path, away, Server(Source.embedded, "postgresql://127.0.0.1:1/x"), "k:a").save()
+    found = examine(env, tmp_path)
+    assert wrong(found) == set()
+    assert not any(check.startswith("local.") for check in found)
+    assert "local.kafka" in wrong(examine({}, tmp_path))
 
 
 def test_servers_that_are_away_are_found_once_each(tmp_path):
