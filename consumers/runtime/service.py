@@ -1488,7 +1488,8 @@ class WorkerService:
             self._fail(error)
 
     async def _transaction(self, work: Callable[[Connection], Awaitable[None]]) -> None:
-        """Run `work` in a transaction, again for as long as Postgres is away. Other errors are the caller's."""
+        """Run `work` in a transaction, again for as long as Postgres is away, or ends it for another's sake. Other
+        errors are the caller's."""
         for pause_s in pauses_s():
             conn: Connection | None = None
             try:
@@ -1496,11 +1497,11 @@ class WorkerService:
                     await work(conn)
                 return
             except (psycopg.Error, PoolTimeout, PoolClosed) as error:
-                if not is_away(error, conn) and not isinstance(
-                    error, (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
-                ):
+                if not is_away(error, conn):
                     raise
-                self._say("worker.postgres_away", level="warning", error=describe(error))
+                gave_way = (getattr(error, "sqlstate", None) or "").startswith("40")
+                name = "worker.transaction_repeated" if gave_way else "worker.postgres_away"
+                self._say(name, level="warning", error=describe(error))
                 await asyncio.sleep(pause_s)
 
     def _delivery(self, item: Item) -> Delivery:

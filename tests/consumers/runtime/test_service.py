@@ -881,6 +881,30 @@ async def test_a_connection_lost_in_the_middle_is_no_attempt(database, topics, r
     assert Counter(e for e, *_ in effects(database)) == dict.fromkeys([r.id for r in rows], 1)
 
 
+class GivesWay(TransactionalWorker):
+    """Postgres ends its first transaction as it ends one of a deadlock's."""
+
+    name = "gives-way-worker"
+    event_types = frozenset({RECEIVED})
+    ended = False
+
+    async def handle(self, delivery, ctx):
+        await write_effect(ctx.connection, delivery)
+        if not self.ended:
+            self.ended = True
+            await ctx.connection.execute("DO $$ BEGIN RAISE 'deadlock detected' USING ERRCODE = '40P01'; END $$")
+
+
+async def test_a_transaction_that_gave_way_is_repeated_and_said_to_be_that(database, topics, running):
+    create_topics(topics, "gives-way-worker")
+    [event] = produce(topics, [row(database.organization())])
+    async with running(GivesWay()) as worker:
+        repeated = await worker.of("worker.transaction_repeated")
+        await worker.of("worker.delivered", event_id=str(event.id), attempt=1)
+    assert "deadlock detected" in repeated["error"]
+    assert [e for e, *_ in effects(database)] == [event.id]
+
+
 async def test_a_delivery_that_always_breaks_its_connection_is_at_fault_itself(database, topics, running):
     organization = database.organization()
     create_topics(topics, "cut-worker")
