@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import itertools
 import os
 import re
 import sys
@@ -25,7 +26,7 @@ app = typer.Typer(help="List, show, retry and discard dead letters.", no_args_is
 Worker = Annotated[str | None, typer.Option("--worker", help="only of this worker")]
 EventType = Annotated[str | None, typer.Option("--event-type", help="only of events of this type")]
 EntityKind = Annotated[str | None, typer.Option("--entity-kind", help="only of events about this kind of entity")]
-Org = Annotated[str | None, typer.Option("--org", help="only of this organization (its id)")]
+Org = Annotated[str | None, typer.Option("--org", help="only of this organization: its id, slug or name")]
 Error = Annotated[str | None, typer.Option("--error", help="only with this in the error's class or text")]
 Since = Annotated[str | None, typer.Option("--since", help="dead since: ISO time, 2h, 3d, yesterday")]
 Until = Annotated[str | None, typer.Option("--until", help="dead before: the same")]
@@ -36,6 +37,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="show what would be done
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 Reason = Annotated[str, typer.Option("--reason", help="why, for the audit log")]
 
+_RELAY_TIMEOUT_S = 3.0  # the list of the workers' letters is there without Kafka
 _COLUMNS = ("id", "event_type", "attempts", "error", "dead_at")
 
 
@@ -80,18 +82,24 @@ def list_(
     if relay:
         rows = [_relay_row(letter) for letter in dead_letters.relay_letters(KafkaSettings.read(os.environ), limit)]
     else:
-        wanted = _filter(worker, event_type, entity_kind, org, error, since, until, limit)
-        if state:
-            wanted = replace(wanted, states=tuple(state))
         with _connect() as conn:
+            wanted = _filter(conn, worker, event_type, entity_kind, org, error, since, until, limit)
+            if state:
+                wanted = replace(wanted, states=tuple(state))
             rows = [_row(letter) for letter in dead_letters.find(conn, wanted)]
             rows += [_row(letter) for letter in dead_letters.find_undecodable(conn, wanted)]
         rows = sorted(rows, key=lambda row: row["dead_at"], reverse=True)[:limit]
     show(_short(rows) if format == Format.text else rows, format, _COLUMNS if format == Format.text else None)
+    more = ""
+    if not (relay or state or worker or event_type or entity_kind or org or error or since or until) and (
+        of_the_relay := _of_the_relay()
+    ):
+        more = f", and {of_the_relay} of the relay: afluente dlq list --relay"
     if not rows:
-        say("no dead letters")
+        say("no dead letters" + (" of workers" if more else "") + more)
         raise typer.Exit(Exit.FOUND)
-    say(f"{len(rows)} dead letter{'s' if len(rows) > 1 else ''}" + (" (the limit)" if len(rows) == limit else ""))
+    limited = " (the limit)" if len(rows) == limit else ""
+    say(f"{len(rows)} dead letter{'s' if len(rows) > 1 else ''}{limited}{more}")
     if not relay:
         say(f"next: afluente dlq show {rows[0]['id']}")
 
@@ -107,9 +115,8 @@ def show_(
 
     \b
     Examples:
-      afluente dlq show
-      webhook-dispatch-worker:0199c0de-0000-7000-8000-000000000000:0199beef-0000-7000-8000-000000000000 afluente dlq
-      show 0199c0de-0000-7000-8000-000000000000 --format json
+      afluente dlq show webhook-normalize-worker:0199c0de-0000-7000-8000-000000000000
+      afluente dlq show 0199c0de-0000-7000-8000-000000000000 --format json
     """
     import schemas
     from afluente.settings import KafkaSettings
@@ -132,8 +139,49 @@ def show_(
                 except schemas.SchemaError:
                     row["value_hex"] = (record.value or b"").hex()
             rows.append(row)
-    show(rows[0] if len(rows) == 1 else rows, format)
+    if format == Format.text:
+        for row in rows:
+            _print(row)
+    else:
+        show(rows[0] if len(rows) == 1 else rows, format)
     say(f"next: afluente dlq retry {rows[0]['id']} --dry-run")
+
+
+def _print(row: dict[str, Any]) -> None:
+    """One letter for a person to read: what happened, each header on a line, the event as JSON."""
+    event, headers = row["event"], row["headers"]
+    show({name: value for name, value in row.items() if name not in ("event", "headers", "value_hex")})
+    print("\nheaders")
+    width = max(map(len, headers), default=0)
+    for name, value in headers.items():
+        print(f"  {name:<{width}}  {' '.join(value.split())}".rstrip())
+    if event is not None:
+        print("\nevent")
+        show(event, Format.json)
+    elif row["value_hex"] is not None:
+        print(f"\nvalue (hex)\n{row['value_hex']}")
+    else:
+        print("\nits record is neither in Kafka nor in event_log")
+
+
+def _of_the_relay(limit: int = 1000) -> str:
+    """How many rows the relay could not publish; '' for none, or when Kafka does not say it soon."""
+    from confluent_kafka import KafkaException
+
+    from afluente import kafka
+    from afluente.errors import SettingsError, Unavailable
+    from afluente.settings import KafkaSettings
+    from schemas.topics import Topics
+
+    try:
+        settings = KafkaSettings.read(os.environ)
+        topic = Topics(settings.topic_prefix).relay_dead_letter
+        if topic not in kafka.admin(settings).list_topics(timeout=_RELAY_TIMEOUT_S).topics:
+            return ""
+        count = sum(1 for _ in itertools.islice(kafka.read_topic(settings, topic, stall_s=_RELAY_TIMEOUT_S), limit))
+    except (SettingsError, Unavailable, KafkaException):
+        return ""
+    return "" if not count else f"{count:,}" if count < limit else f"{limit:,} or more"
 
 
 @app.command()
@@ -167,7 +215,7 @@ def retry(
     from consumers import dead_letters
 
     with _connect(autocommit=True) as conn:
-        wanted = _filter(worker, event_type, entity_kind, org, error, since, until, limit)
+        wanted = _filter(conn, worker, event_type, entity_kind, org, error, since, until, limit)
         letters = _choose(conn, ids, wanted, all_)
         _agree("retry", letters, dry_run, yes)
         outcome = None
@@ -201,13 +249,13 @@ def discard(
 
     \b
     Examples:
-      afluente dlq discard webhook-dispatch-worker:0199c0de-0000-7000-8000-000000000000: --reason "test data"
+      afluente dlq discard webhook-normalize-worker:0199c0de-0000-7000-8000-000000000000 --reason "test data"
       afluente dlq discard --worker webhook-dispatch-worker --until 30d --yes --reason "too old to matter"
     """
     from consumers import dead_letters
 
     with _connect(autocommit=True) as conn:
-        wanted = _filter(worker, event_type, entity_kind, org, error, since, until, limit)
+        wanted = _filter(conn, worker, event_type, entity_kind, org, error, since, until, limit)
         letters = _choose(conn, ids, wanted, all_)
         _agree("discard", letters, dry_run, yes)
         outcome = None if dry_run else dead_letters.discard(conn, letters, actor=_actor(), reason=reason)
@@ -240,6 +288,7 @@ def _connect(autocommit: bool = False) -> Any:
 
 
 def _filter(
+    conn: Any,
     worker: str | None,
     event_type: str | None,
     entity_kind: str | None,
@@ -250,13 +299,14 @@ def _filter(
     limit: int,
 ) -> Filter:
     from consumers.dead_letters import Filter
+    from producers import organizations
 
     now = datetime.now(UTC)
     return Filter(
         worker=worker,
         event_type=event_type,
         entity_kind=entity_kind,
-        organization_id=_uuid(org, "--org") if org else None,
+        organization_id=organizations.identify(conn, org) if org else None,
         error=error,
         since=parse_time(since, now),
         until=parse_time(until, now),

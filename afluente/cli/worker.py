@@ -68,9 +68,12 @@ def list_(format: FormatOption = Format.text) -> None:
         for worker, state, count in conn.execute(_STATES):
             counts.setdefault(worker, {})[state] = count
         processes = dict(conn.execute(_PROCESSES).fetchall())
+        taken = dict(conn.execute(_EVENT_TYPES).fetchall())
     rows: list[dict[str, Any]] = []
     for name in sorted({*REGISTRY, *counts, *processes}):
-        row: dict[str, Any] = {"worker": name, "event_types": [], "kind": None, "ordering": None, "attempts": None}
+        # of a worker of somebody's own there is no more than what it has told the database
+        row: dict[str, Any] = {"worker": name, "event_types": taken.get(name, []), "kind": None, "ordering": None}
+        row["attempts"] = None
         if name in REGISTRY:
             found = load(name)
             row |= {
@@ -99,6 +102,10 @@ def list_(format: FormatOption = Format.text) -> None:
 _STATES = """
 SELECT worker, state, count(*) FROM event_delivery
  WHERE state IN ('claimed', 'waiting', 'blocked', 'dead', 'needs_review') GROUP BY worker, state
+"""
+
+_EVENT_TYPES = """
+SELECT worker, array_agg(event_type ORDER BY event_type) FROM worker_event_types GROUP BY worker
 """
 
 _PROCESSES = """

@@ -292,8 +292,8 @@ def test_of_an_organization_by_its_name_and_of_the_relay_beside(database, topics
     organization = database.organization("Loja Azul")
     dead = """
         INSERT INTO event_delivery (event_created_at, worker, event_id, target, organization_id, event_type, key, state,
-                                    attempts, generation, error_class, error_message, dead_at)
-        VALUES (clock_timestamp(), 'mended-worker', %s, %s, %s, 'x.y', '', 'dead', 1, 0, 'Reject', 'no', now())
+                                    error_class, last_error, finished_at)
+        VALUES (now(), 'mended-worker', %s, %s, %s, 'x.y', '', 'dead', 'Reject', 'no', now())
     """
     whole, targeted = uuid4(), uuid4()
     database.execute(dead, (whole, "", organization))
@@ -305,7 +305,11 @@ def test_of_an_organization_by_its_name_and_of_the_relay_beside(database, topics
     assert dlq(processes, "list", "--org", "Other").returncode == 3
     nobody = dlq(processes, "list", "--org", "Nobody")
     assert (nobody.returncode, "no organization is called" in nobody.stderr) == (3, True)
-    # an id with and without the empty target, and the worker that is nowhere registered
+    # a worker of somebody's own: what it takes is what it told the database
+    database.execute("INSERT INTO worker_event_types (worker, event_type) VALUES ('mended-worker', 'x.y')")
+    workers = {line["worker"]: line for line in json.loads(processes.run("worker", "list", "--format", "json").stdout)}
+    assert (workers["mended-worker"]["event_types"], workers["mended-worker"]["dead"]) == (["x.y"], 2)
+    # an id with and without the empty target
     for id in (f"mended-worker:{whole}", f"mended-worker:{whole}:"):
         assert json.loads(dlq(processes, "retry", id, "--dry-run", "--format", "json").stdout)["count"] == 1
     assert "of the relay" not in dlq(processes, "list").stderr
