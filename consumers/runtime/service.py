@@ -402,7 +402,8 @@ class WorkerService:
                 except ValueError as error:
                     self._spawn(record, self._undecodable(record, "BadHeaders", str(error)))
                     continue
-                if mark is not None and mark.due_ms > now_ms:
+                # In retry.now everything is due; what its row says otherwise counts, not a header.
+                if mark is not None and mark.due_ms > now_ms and record.topic in self._waiting_topics:
                     self._wait_until(mark.due_ms, record, mark, None)
                     continue
             self._admit(record, mark)

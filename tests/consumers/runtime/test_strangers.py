@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -70,6 +71,10 @@ def test_forged_headers_of_ours_do_not_end_the_process(database, topics, process
         "on the source, possible": (source, origin()),
         "on the source, a mark": (source, [("x-generation", b"9" * 40), ("x-attempt", b"\xff"), ("x-target", b"\x00")]),
         "on a retry topic, offset": (again, origin(offset=b"9" * 30)),
+        "on retry.now, a time to come": (
+            again,
+            [("x-generation", b"0"), ("x-attempt", b"1"), ("x-due-ms", b"%d" % ((time.time() + 3600) * 1000))],
+        ),
         "on a retry topic, generation": (again, [("x-generation", b"1000000"), ("x-attempt", b"3")]),
     }
     events = {name: row(organization, payload=message("fail")) for name in forged}
