@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, TypeVar
 
 import typer
@@ -75,6 +77,9 @@ def relay(
         backlog_rows=backlog_rows,
         keep=keep,
     )
+    # Its servers must not outlive it, however it is ended; one started with `&` in a script would not hear SIGINT.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
     result = bench.run(plan, dict(os.environ), say)
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
@@ -88,6 +93,10 @@ def relay(
         print()
     show(judged(result.figures))
     print("\n" + ", ".join(f"{name} {value}" for name, value in {**result.machine, **result.versions}.items()))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _chosen(kind: type[Word], words: list[str] | None, option: str) -> tuple[Word, ...]:
