@@ -140,7 +140,8 @@ def show_(
                     row["value_hex"] = (record.value or b"").hex()
             rows.append(row)
     if format == Format.text:
-        for row in rows:
+        for number, row in enumerate(rows):
+            print("\n" * (number > 0), end="")
             _print(row)
     else:
         show(rows[0] if len(rows) == 1 else rows, format)
