@@ -190,8 +190,9 @@ def _poll(plan: Plan, servers: Servers, result: Result, said: Callable[[str], No
     rows = min(POLL_ROWS, plan.rows * 5)
     said(f"writing {rows:,} rows into {poll.PARTITIONS} months")
     found = poll.measure(servers, rows, plan.runs)
-    result.runs["poll"] = [{"rows": rows, "ms": round(value, 4)} for value in found]
-    result.figures["empty_poll_ms_36_partitions"] = median(found)
+    result.runs["poll"] = [{"rows": rows, **_rounded(asdict(item))} for item in found]
+    result.figures["empty_poll_ms_36_partitions"] = median(item.sealed_ms for item in found)
+    result.figures["empty_poll_ms_36_unsealed"] = median(item.unsealed_ms for item in found)
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
