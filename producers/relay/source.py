@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, cast
 
 import psycopg
@@ -209,8 +210,11 @@ def ensure_partitions(conn: psycopg.Connection[Any]) -> int:
     return cast(int, row[0])
 
 
+_make_row = cast(Callable[[Sequence[Any]], Row], partial(tuple.__new__, Row))  # as _make does, without a Python frame
+
+
 def _row_factory(cursor: psycopg.Cursor[Any]) -> Callable[[Sequence[Any]], Row]:
-    return Row._make
+    return _make_row
 
 
 def _query(name: str) -> str:
