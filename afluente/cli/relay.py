@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
@@ -13,6 +14,8 @@ import typer
 
 from afluente.cli.output import Format, FormatOption, show
 from afluente.cli.registry import use_registry
+
+STOP_WITHIN_S = 9.0
 
 app = typer.Typer(help="Publish committed events to Kafka.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -52,10 +55,16 @@ def run(
 
     def stop(number: int, frame: FrameType | None) -> None:
         relay.stop()
+        # A client library that hangs must not hold the stop: the position in Kafka makes any end a clean one. Where it
+        # hung is said.
+        faulthandler.dump_traceback_later(STOP_WITHIN_S, exit=True)
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    relay.run()
+    try:
+        relay.run()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @app.command()
