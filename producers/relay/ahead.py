@@ -1,8 +1,8 @@
-"""The next chunk of an open window, read and encoded while the present one is on its way to the broker.
+"""The next chunks of an open window, made ready while the present one is on its way to the broker.
 
-What must stay true:
+Three at a time: one is published, the one after is encoded, the one after that is read. What must stay true:
 - the source has one user at a time: whoever else wants it calls `settle` first;
-- never more than one chunk ahead, so memory is that of two;
+- never more chunks than these, so memory is that of three;
 - a chunk is used only for the entry it was read from, so what is read ahead decides nothing.
 """
 
@@ -11,13 +11,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from producers.relay.position import Entry
 from producers.relay.records import Record
-from producers.relay.source import Source
+from producers.relay.source import Chunk, Source
 from schemas import Row
 
 CLOSE_WITHIN_S = 5.0
+
+Found = TypeVar("Found")
 
 
 @dataclass(slots=True)
@@ -29,56 +32,70 @@ class Prepared:
 
 
 class Ahead:
-    """For the publishing thread alone. `make` turns a row into its record, in either thread."""
+    """For the publishing thread alone. `make` turns a row into its record, in whichever thread."""
 
     def __init__(self, source: Source, make: Callable[[Row], Record]) -> None:
         self._source, self._make = source, make
-        self._running: _Preparation | None = None
+        self._encoding: _Task[Prepared] | None = None
+        self._reading: _Task[Chunk] | None = None  # touched by the encoding thread while there is one
 
     def next(self, entry: Entry, *, rows: int | None = None) -> Prepared:
         """What comes after `entry`, up to `rows` (default: the source's bound). Raises what reading raised."""
-        found: Prepared | None = None
-        if (running := self._running) is not None:
-            self._running = None
-            running.join()
-            if running.entry == entry and rows is None:
-                found = running.result()
-        found = found or self._prepare(entry, rows)
+        task, self._encoding = self._encoding, None
+        if task is not None:
+            task.join()
+        if rows is not None or task is None or task.entry != entry:
+            self.settle()
+            self._reading = None
+            found = self._prepare(entry, rows)
+        else:
+            found = task.result()
         if rows is None and found.records and found.after.window is not None:
-            self._running = _Preparation(found.after, self._prepare)
-            self._running.start()
+            self._encoding = _Task(found.after, self._prepare)
+            self._encoding.start()
         return found
 
-    def settle(self) -> None:
+    def settle(self, timeout: float | None = None) -> None:
         """Wait until nobody is in the source."""
-        if self._running is not None:
-            self._running.join()
+        for running in (self._encoding, self._reading):
+            if running is not None:
+                running.join(timeout)
+        # The encoding thread may have begun to read while it was waited for.
+        if self._reading is not None:
+            self._reading.join(timeout)
 
     def close(self) -> None:
         """Forget what was read ahead. A server that does not answer is not waited for without end."""
-        if self._running is not None:
-            self._running.join(CLOSE_WITHIN_S)
+        self.settle(CLOSE_WITHIN_S)
 
     def _prepare(self, entry: Entry, rows: int | None = None) -> Prepared:
-        chunk = self._source.chunk(entry, rows=rows)
+        task, self._reading = self._reading, None
+        if task is not None:
+            task.join()
+        chunk = task.result() if task is not None and task.entry == entry else self._source.chunk(entry, rows=rows)
+        if rows is None and chunk.rows and chunk.after.window is not None:
+            self._reading = _Task(chunk.after, self._source.chunk)
+            self._reading.start()
         return Prepared([self._make(row) for row in chunk.rows], chunk.after)
 
 
-class _Preparation(threading.Thread):
-    def __init__(self, entry: Entry, prepare: Callable[[Entry], Prepared]) -> None:
+class _Task(threading.Thread, Generic[Found]):
+    """`do(entry)` in a thread; `join`, then `result`."""
+
+    def __init__(self, entry: Entry, do: Callable[[Entry], Found]) -> None:
         super().__init__(name="relay-ahead", daemon=True)
         self.entry = entry
-        self._prepare = prepare
-        self._found: Prepared | None = None
+        self._do = do
+        self._found: Found | None = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            self._found = self._prepare(self.entry)
+            self._found = self._do(self.entry)
         except BaseException as error:
             self._error = error
 
-    def result(self) -> Prepared:
+    def result(self) -> Found:
         if self._error is not None:
             raise self._error
         assert self._found is not None
