@@ -15,6 +15,10 @@ def source(database):
     source.close()
 
 
+def seq_of(row):
+    return row.seq
+
+
 def seqs(ahead, entry):
     found = []
     while True:
@@ -27,7 +31,7 @@ def seqs(ahead, entry):
 
 def test_the_rows_are_those_of_the_source_in_its_order(writers, source, database):
     writers.commit(95)
-    ahead = Ahead(source, lambda row: row.seq)
+    ahead = Ahead(source, seq_of)
     found, entry = seqs(ahead, Entry())
     assert found == [row[0] for row in database.execute("SELECT seq FROM event_log ORDER BY seq")]
     writers.commit(3)
@@ -36,7 +40,7 @@ def test_the_rows_are_those_of_the_source_in_its_order(writers, source, database
 
 def test_what_was_read_ahead_is_not_used_for_another_entry(writers, source):
     writers.commit(40)
-    ahead = Ahead(source, lambda row: row.seq)
+    ahead = Ahead(source, seq_of)
     first = ahead.next(Entry())
     second = ahead.next(first.after)
     ahead.settle()
