@@ -79,10 +79,13 @@ def status(format: FormatOption = Format.text) -> None:
       afluente relay status
       afluente relay status --format json
     """
+    from afluente import kafka
     from afluente.settings import RelaySettings
     from producers.relay.service import look
 
     settings = RelaySettings.read(os.environ)
+    # The admin client is silent: of a Kafka that is away there is one sentence, not the client's hundred lines.
+    kafka.admin(settings.kafka).list_topics(timeout=kafka.METADATA_TIMEOUT_S)
     state = look(settings.kafka, settings.postgres.dsn)
     data: dict[str, Any] = {
         "lane": state.name,
