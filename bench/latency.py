@@ -27,7 +27,7 @@ PER_WRITER = 500  # transactions a second that one connection is asked for
 WARM_UP_S = 2.0
 IDLE_S = 10.0
 ARRIVE_WITHIN_S = 30.0
-ACHIEVED_AT_LEAST = 0.95
+ACHIEVED_AT_LEAST = 0.95  # of the rate; else the delays are those of another rate, and no figure is made of them
 
 
 @dataclass(frozen=True)

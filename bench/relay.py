@@ -160,11 +160,15 @@ def _latency(plan: Plan, servers: Servers, result: Result, said: Callable[[str],
     result.runs["latency"] = [_rounded(asdict(item)) for item in steady.delays]
     result.runs["idle"] = [{"cpu_percent": round(value, 2)} for value in steady.idle_cpu_percent]
     for rate in RATES:
-        found = [item for item in steady.delays if item.rate == rate]
+        runs = [item for item in steady.delays if item.rate == rate]
+        said(f"at {rate}/s: p50/p99 ms {', '.join(f'{item.p50_ms:.1f}/{item.p99_ms:.1f}' for item in runs)}")
+        result.figures[f"achieved_per_s_at_{rate}"] = median(item.achieved for item in runs)
+        found = [item for item in runs if item.achieved >= rate * latency.ACHIEVED_AT_LEAST]
+        if not found:
+            said(f"no figures at {rate}/s: this machine's writers did not reach it")
+            continue
         result.figures[f"p50_ms_at_{rate}"] = median(item.p50_ms for item in found)
         result.figures[f"p99_ms_at_{rate}"] = median(item.p99_ms for item in found)
-        result.figures[f"achieved_per_s_at_{rate}"] = median(item.achieved for item in found)
-        said(f"at {rate}/s: p50/p99 ms {', '.join(f'{item.p50_ms:.1f}/{item.p99_ms:.1f}' for item in found)}")
     result.figures["idle_cpu_percent"] = median(steady.idle_cpu_percent)
 
 
