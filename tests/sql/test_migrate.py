@@ -194,7 +194,9 @@ def test_a_login_that_is_no_superuser_can_own_the_database(postgres, empty_datab
 
     login = f"owner_{empty_database.name[-12:]}"
     with postgres.admin() as admin:
-        admin.execute(pgsql.SQL("CREATE ROLE {} LOGIN CREATEROLE").format(pgsql.Identifier(login)))
+        # the server may ask every login for its password
+        create = pgsql.SQL("CREATE ROLE {} LOGIN CREATEROLE PASSWORD {}")
+        admin.execute(create.format(pgsql.Identifier(login), pgsql.Literal(login)))
         admin.execute(
             pgsql.SQL("GRANT afluente_app, afluente_worker, afluente_admin TO {} WITH ADMIN TRUE").format(
                 pgsql.Identifier(login)
@@ -206,7 +208,7 @@ def test_a_login_that_is_no_superuser_can_own_the_database(postgres, empty_datab
             )
         )
     try:
-        with psycopg.connect(make_conninfo(empty_database.url, user=login), autocommit=True) as conn:
+        with psycopg.connect(make_conninfo(empty_database.url, user=login, password=login), autocommit=True) as conn:
             assert migrate.up(conn) == labels()
             organization = conn.execute("INSERT INTO organizations (name) VALUES ('A') RETURNING id").fetchone()[0]
             conn.execute("SET ROLE afluente_app")

@@ -46,6 +46,7 @@ READY_WITHIN_S = 60.0
 QUIET_WITHIN_S = 90.0
 LOOK_EVERY_S = 0.2
 PREFIX = "demo."
+GUEST = "guest.json"
 
 LOJA_AZUL, CASA_VERDE = ORGANIZATIONS = ("Loja Azul", "Casa Verde")
 # (source, organization, what the sender calls the account). Loja Azul's number comes first: its POST holds both.
@@ -91,11 +92,11 @@ def play(options: Options) -> int:
         servers = stack.up(folder, os.environ, say=lambda text: narrator.say("stack", text))
         if not options.keep:
             at_end.callback(stack.down, folder)
-        database = _database(servers, at_end, options.keep)
+            at_end.callback(_leave, folder)
+        run = f"{time.time_ns():x}"
+        prefix = PREFIX if servers.kafka.source is stack.Source.embedded else f"{PREFIX}{run}."
+        database = _database(folder, servers, prefix, f"afluente_demo_{run}")
         prepared = stack.Stack(folder, servers.kafka, database, servers.secrets_key)
-        prefix = PREFIX if servers.kafka.source is stack.Source.embedded else f"{PREFIX}{time.time_ns():x}."
-        if servers.kafka.source is stack.Source.environment and not options.keep:
-            at_end.callback(_delete_topics, servers.kafka.address, prefix)
         applied, topics = stack.prepare(prepared, topic_prefix=prefix)
         narrator.say("stack", f"Kafka at {servers.kafka.address} ({servers.kafka.source}), {topics} topics")
         narrator.say("stack", f"Postgres ({servers.postgres.source}), {len(applied)} migrations")
@@ -123,6 +124,7 @@ def stop(folder: Path) -> bool:
     for path in tickets:
         process.end(process.Ticket.load(path), signal.SIGTERM, 15)
         path.unlink()
+    _leave(folder)
     return bool(stack.down(folder)) or bool(tickets)
 
 
@@ -188,26 +190,43 @@ def _start_afresh(folder: Path) -> None:
     """The last demo's data goes, unless it is still running."""
     if any((folder / "tickets").glob("*.json")) if folder.exists() else False:
         raise LocalError("a demo that was kept is still running", hint="afluente demo --stop")
+    _leave(folder)
     stack.down(folder, delete_data=True)
     shutil.rmtree(folder / "logs", ignore_errors=True)
 
 
-def _database(servers: stack.Stack, at_end: ExitStack, keep: bool) -> stack.Server:
-    """The demo's own database: the stack's, or a new one on a server that the environment names."""
-    if servers.postgres.source is not stack.Source.environment:
+def _database(folder: Path, servers: stack.Stack, prefix: str, name: str) -> stack.Server:
+    """The demo's own database: the stack's, or a new one on a server that the environment names.
+
+    What the demo makes on servers that are not its own is noted first, for `_leave`.
+    """
+    named_kafka, named_postgres = (
+        server.source is stack.Source.environment for server in (servers.kafka, servers.postgres)
+    )
+    guest = {
+        "topics": [servers.kafka.address, prefix] if named_kafka else None,
+        "database": [servers.postgres.address, name] if named_postgres else None,
+    }
+    process.write_private(folder / GUEST, json.dumps(guest))
+    if not named_postgres:
         return servers.postgres
-    name = f"afluente_demo_{time.time_ns():x}"
-    server = servers.postgres.address
-    with psycopg.connect(server, autocommit=True) as conn:
+    with psycopg.connect(servers.postgres.address, autocommit=True) as conn:
         conn.execute(pgsql.SQL("CREATE DATABASE {}").format(pgsql.Identifier(name)))
-    if not keep:
-        at_end.callback(_drop, server, name)
-    return stack.Server(servers.postgres.source, make_conninfo(server, dbname=name))
+    return stack.Server(servers.postgres.source, make_conninfo(servers.postgres.address, dbname=name))
 
 
-def _drop(address: str, name: str) -> None:
-    with psycopg.connect(address, autocommit=True) as conn:
-        conn.execute(pgsql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(pgsql.Identifier(name)))
+def _leave(folder: Path) -> None:
+    """Take the demo's database and topics off servers that are somebody's."""
+    if not (folder / GUEST).exists():
+        return
+    guest = json.loads((folder / GUEST).read_text())
+    if guest["topics"] is not None:
+        _delete_topics(*guest["topics"])
+    if guest["database"] is not None:
+        address, name = guest["database"]
+        with psycopg.connect(address, autocommit=True) as conn:
+            conn.execute(pgsql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(pgsql.Identifier(name)))
+    (folder / GUEST).unlink()
 
 
 def _delete_topics(address: str, prefix: str) -> None:
