@@ -1560,6 +1560,9 @@ def check(worker: Worker) -> None:
         raise BadWorker(f"{type(worker).__name__}.name must be kebab-case and end in -worker, not {name!r}")
     if not isinstance(worker, (TransactionalWorker, BatchWorker, ExternalWorker)):
         raise BadWorker(f"{name}: derive from TransactionalWorker, BatchWorker or ExternalWorker")
+    for base, method in ((TransactionalWorker, "handle"), (BatchWorker, "handle_batch"), (ExternalWorker, "call")):
+        if isinstance(worker, base) and getattr(type(worker), method) is getattr(base, method):
+            raise BadWorker(f"{name} has no {method}: every delivery would fail")
     if not worker.event_types:
         raise BadWorker(f"{name} takes no event types")
     if isinstance(worker, BatchWorker) and worker.policy.ordering == "key":
