@@ -1,0 +1,13 @@
+"""`afluente relay`: each command in a module of its own."""
+
+from __future__ import annotations
+
+import typer
+
+from afluente.cli.relay.run import run
+from afluente.cli.relay.status import status
+
+app = typer.Typer(help="Publish committed events to Kafka.", no_args_is_help=True, rich_markup_mode=None)
+
+app.command()(run)
+app.command()(status)
