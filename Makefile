@@ -3,7 +3,7 @@
 #   make install      .venv with the command `afluente` in .venv/bin
 #   make demo         the whole pipeline on this machine, played through; KEEP=1 leaves it running
 #   make test         linters, types, layers, then all tests; ARGS="-k relay" picks some
-#   make test-faults  only the tests that kill things
+#   make test-faults  only the tests that kill things, with the long forms that `make test` leaves out
 #   make load         a steady load through the whole pipeline, with its figures
 #   make lint         linters, types, layers
 #   make lock         the lock files, after a change of dependencies
@@ -48,10 +48,10 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 test: lint
-	$(PYTEST) --ignore=tests/load $(ARGS)
+	$(PYTEST) --ignore=tests/load -m "not faults_long" $(ARGS)
 
 test-faults: $(STAMP)
-	$(PYTEST) tests/faults $(ARGS)
+	$(PYTEST) tests/faults tests/scenarios $(ARGS)
 
 load: $(STAMP)
 	$(BIN)/pytest -q -s tests/load $(ARGS)
