@@ -11,6 +11,11 @@ What must stay true:
   are given out again; a row of such an id has a seq above every seq that was ever visible, hence above t2;
 - t is a seq that was visible when its snapshot was taken, never an estimate, and never falls;
 - one transaction's rows are in one window, and a row written by someone who could see another row comes after it.
+
+A position is a list of entries, each for some organizations: those of its hash slots, or one that writes so much that
+the others would wait behind it. Together the entries of all lanes cover every organization once. An entry can be
+divided at any moment, an open window included, because a row belongs to one organization: the parts go on as they
+stand. Two entries become one when they stand at the same place (`merged`).
 """
 
 from __future__ import annotations
@@ -20,13 +25,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from producers.relay.errors import PositionError
 
-FORMAT = 1
+FORMAT = 2
+OLDER_FORMATS = frozenset({1})  # read as well: one lane, one entry
 SLOTS = 256  # the last byte of the organization's UUID
-ALL_SLOTS = ((0, SLOTS - 1),)
-LAYOUT = 1  # raised by each change of lanes
+Slots = tuple[tuple[int, int], ...]  # disjoint inclusive ranges, ascending
+ALL_SLOTS: Slots = ((0, SLOTS - 1),)
+LAYOUT = 1  # the first; each change of lanes makes the next
+LANES_AT_MOST = 64  # partitions of relay.positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +86,26 @@ class Window:
     last: int
 
 
+def slot_of(organization_id: UUID) -> int:
+    return organization_id.bytes[-1]
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The position of some hash slots. `slots`: disjoint inclusive ranges, ascending."""
+    """The position of some organizations: of those whose slot is in `slots`, but for those in `without`; or, when
+    `organization` is set, of that one alone (`slots` is then its slot).
+
+    `reprocessed`: every request to publish a dead letter again up to this id has been answered, for these
+    organizations.
+    """
 
     s1: Snapshot = NOTHING
     t1: int = 0
     window: Window | None = None
-    slots: tuple[tuple[int, int], ...] = ALL_SLOTS
+    slots: Slots = ALL_SLOTS
+    organization: UUID | None = None
+    without: frozenset[UUID] = frozenset()
+    reprocessed: int = 0
 
     def __post_init__(self) -> None:
         low = -1
@@ -92,11 +113,28 @@ class Entry:
             if not low < first <= last < SLOTS:
                 raise PositionError(f"hash slots {self.slots} overlap, descend, or leave 0-{SLOTS - 1}")
             low = last
-        if self.t1 < 0:
-            raise PositionError(f"t1 is {self.t1}: a seq is never negative")
+        if not self.slots:
+            raise PositionError("an entry without hash slots is nobody's")
+        if self.organization is not None and (self.slots != one_slot(self.organization) or self.without):
+            raise PositionError(f"an organization's entry has its slot and nothing else, not {self.slots}")
+        if any(not holds(self.slots, slot_of(organization)) for organization in self.without):
+            raise PositionError("an entry leaves out an organization that is of other slots")
+        if self.t1 < 0 or self.reprocessed < 0:
+            raise PositionError(f"t1 is {self.t1}, reprocessed {self.reprocessed}: neither is ever negative")
         # The snapshots are not compared: after a crash of Postgres s2 may well be under s1 (ids come again).
         if self.window is not None and not (self.t1 <= self.window.t2 and 0 <= self.window.last <= self.window.t2):
             raise PositionError(f"t1={self.t1}, t2={self.window.t2}, last={self.window.last}: t2 must be the highest")
+
+    @property
+    def everyone(self) -> bool:
+        """Is it the entry of all organizations?"""
+        return self.slots == ALL_SLOTS and self.organization is None and not self.without
+
+    def covers(self, organization_id: UUID) -> bool:
+        """Is it this organization's entry?"""
+        if self.organization is not None:
+            return self.organization == organization_id
+        return holds(self.slots, slot_of(organization_id)) and organization_id not in self.without
 
     def opened(self, head: Head) -> Entry:
         """The window from here to what `head` saw, with nothing of it published yet."""
@@ -121,6 +159,20 @@ class Entry:
         window = self._open_window()
         return window.last < seq <= window.t2 and window.s2.shows(tx_id) and (not self.s1.shows(tx_id) or seq > self.t1)
 
+    def split_off(self, organization: UUID) -> tuple[Entry, Entry]:
+        """This entry without `organization`, and that organization's own, both as it stands."""
+        if self.organization is not None or not self.covers(organization):
+            raise PositionError(f"organization {organization} is not among those of this entry")
+        own = replace(self, slots=one_slot(organization), organization=organization, without=frozenset())
+        return replace(self, without=self.without | {organization}), own
+
+    def within(self, slots: Slots) -> Entry | None:
+        """The part of this entry that is of `slots`, as it stands; None when there is none."""
+        if not (common := common_slots(self.slots, slots)):
+            return None
+        without = frozenset(x for x in self.without if holds(common, slot_of(x)))
+        return replace(self, slots=common, without=without)
+
     @property
     def top(self) -> int:
         """The highest seq this position relies on: Postgres's sequence can never be under it."""
@@ -130,6 +182,66 @@ class Entry:
         if self.window is None:
             raise PositionError("no window is open")
         return self.window
+
+
+def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """The same position in as few entries as may be: those that stand at one place, with no window open, become one.
+
+    An organization's own entry goes back to the one that leaves it out.
+    """
+    places: dict[tuple[Snapshot, int, int], Entry] = {}
+    others: list[Entry] = []
+    settled = sorted(entries, key=lambda e: (e.organization is not None, e.slots))
+    for entry in settled:
+        place = (entry.s1, entry.t1, entry.reprocessed)
+        found = places.get(place)
+        if entry.window is not None:
+            others.append(entry)
+        elif entry.organization is None:
+            if found is None:
+                places[place] = entry
+            else:
+                slots = joined_slots(found.slots, entry.slots)
+                places[place] = replace(found, slots=slots, without=found.without | entry.without)
+        elif found is not None and entry.organization in found.without:
+            places[place] = replace(found, without=found.without - {entry.organization})
+        else:
+            others.append(entry)
+    return tuple(
+        sorted((*places.values(), *others), key=lambda e: (e.organization is not None, e.slots, str(e.organization)))
+    )
+
+
+def lane_slots(lane: int, lanes: int) -> Slots:
+    """The slots that `lane` of so many owns: an equal share, to within one."""
+    if not 0 <= lane < lanes <= LANES_AT_MOST:
+        raise PositionError(f"there is no lane {lane} of {lanes}: there can be 1 to {LANES_AT_MOST}, counted from 0")
+    return ((SLOTS * lane // lanes, SLOTS * (lane + 1) // lanes - 1),)
+
+
+def one_slot(organization: UUID) -> Slots:
+    return ((slot_of(organization), slot_of(organization)),)
+
+
+def holds(slots: Slots, slot: int) -> bool:
+    return any(first <= slot <= last for first, last in slots)
+
+
+def common_slots(left: Slots, right: Slots) -> Slots:
+    """What is in both."""
+    both = ((max(a, c), min(b, d)) for a, b in left for c, d in right)
+    return tuple(sorted((first, last) for first, last in both if first <= last))
+
+
+def joined_slots(left: Slots, right: Slots) -> Slots:
+    """What is in either, in the fewest ranges. They must have nothing in common."""
+    ranges: list[tuple[int, int]] = []
+    for first, last in sorted((*left, *right)):
+        if ranges and ranges[-1][1] + 1 == first:
+            ranges[-1] = (ranges[-1][0], last)
+        else:
+            ranges.append((first, last))
+    return tuple(ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +301,14 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
+class Closing:
+    """This lane publishes nothing more: its entries, as they stand, belong to `lanes` lanes of the next `layout`."""
+
+    layout: int
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """One lane's record in `relay.positions`: its entries, whose they are, and the running counts.
 
@@ -205,14 +325,23 @@ class Position:
     written_at: datetime = field(default_factory=lambda: datetime(1970, 1, 1, tzinfo=UTC))
     layout: int = LAYOUT
     lane: int = 0
+    lanes: int = 1
+    closing: Closing | None = None
 
     def __post_init__(self) -> None:
-        taken: set[int] = set()
+        slots = lane_slots(self.lane, self.lanes)
+        covered: Slots = ()
+        own = {entry.organization for entry in self.entries if entry.organization is not None}
         for entry in self.entries:
-            slots = {slot for first, last in entry.slots for slot in range(first, last + 1)}
-            if taken & slots:
-                raise PositionError("two entries of one position have a hash slot in common")
-            taken |= slots
+            if entry.organization is None:
+                if common_slots(covered, entry.slots):
+                    raise PositionError("two entries of one position have a hash slot in common")
+                covered = joined_slots(covered, entry.slots)
+        if covered != slots:
+            raise PositionError(f"the entries of lane {self.lane} of {self.lanes} are of slots {covered}, not {slots}")
+        left_out = [x for entry in self.entries for x in entry.without]
+        if sorted(left_out) != sorted(own) or len(own) != sum(e.organization is not None for e in self.entries):
+            raise PositionError("an organization has an entry of its own exactly when one other leaves it out")
 
     @property
     def key(self) -> str:
@@ -238,6 +367,8 @@ class Position:
                 "format": FORMAT,
                 "layout": self.layout,
                 "lane": self.lane,
+                "lanes": self.lanes,
+                "closing": None if self.closing is None else [self.closing.layout, self.closing.lanes],
                 "number": self.number,
                 "instance": self.instance,
                 "written_at": self.written_at.isoformat(),
@@ -263,7 +394,7 @@ class Position:
             data = json.loads(value)
             if not isinstance(data, dict):
                 raise PositionError("a position is a JSON object")
-            if data.get("format") != FORMAT:
+            if data.get("format") != FORMAT and data.get("format") not in OLDER_FORMATS:
                 raise PositionError(
                     f"the position has format {data.get('format')!r}, this relay knows {FORMAT}: run the newer version"
                 )
@@ -286,6 +417,8 @@ class Position:
                 written_at=datetime.fromisoformat(data["written_at"]),
                 layout=int(data["layout"]),
                 lane=int(data["lane"]),
+                lanes=int(data.get("lanes", 1)),
+                closing=Closing(*map(int, data["closing"])) if data.get("closing") else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PositionError(f"the position cannot be read: {type(error).__name__}: {error}") from error
@@ -300,6 +433,12 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
     data: dict[str, Any] = {"slots": [list(pair) for pair in entry.slots], "s1": str(entry.s1), "t1": entry.t1}
     if entry.window is not None:
         data |= {"s2": str(entry.window.s2), "t2": entry.window.t2, "last": entry.window.last}
+    if entry.organization is not None:
+        data["organization"] = str(entry.organization)
+    if entry.without:
+        data["without"] = sorted(map(str, entry.without))
+    if entry.reprocessed:
+        data["reprocessed"] = entry.reprocessed
     return data
 
 
@@ -309,7 +448,15 @@ def _entry_from_json(data: Mapping[str, Any]) -> Entry:
         raise PositionError(f"an entry has {', '.join(parts)} only: an open window has s2, t2 and last")
     window = Window(Snapshot.parse(data["s2"]), int(data["t2"]), int(data["last"])) if parts else None
     slots = tuple((int(first), int(last)) for first, last in data["slots"])
-    return Entry(Snapshot.parse(data["s1"]), int(data["t1"]), window, slots)
+    return Entry(
+        Snapshot.parse(data["s1"]),
+        int(data["t1"]),
+        window,
+        slots,
+        UUID(data["organization"]) if "organization" in data else None,
+        frozenset(map(UUID, data.get("without", ()))),
+        int(data.get("reprocessed", 0)),
+    )
 
 
 def _is_number(text: str) -> bool:

@@ -1,7 +1,9 @@
 """The position's arithmetic and text form, against definitions written out a second time."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from producers.relay.errors import PositionError
 from producers.relay.position import (
     NOTHING,
+    Closing,
     DatabaseIdentity,
     Entry,
     Head,
@@ -18,6 +21,8 @@ from producers.relay.position import (
     Position,
     Snapshot,
     Window,
+    lane_slots,
+    merged,
 )
 
 IDENTITY = Identity(
@@ -44,21 +49,38 @@ def entries(draw):
 
 
 @st.composite
+def divided(draw):
+    """The entries of one lane after some splits: of slots, and of organizations."""
+    lanes = draw(st.integers(1, 64))
+    lane = draw(st.integers(0, lanes - 1))
+    ((low, high),) = lane_slots(lane, lanes)
+    borders = sorted(draw(st.sets(st.integers(low + 1, high), max_size=2))) if high > low else []
+    parts = []
+    for first, last in zip([low, *borders], [border - 1 for border in borders] + [high], strict=True):
+        entry = replace(draw(entries()), slots=((first, last),), reprocessed=draw(st.integers(0, 5)))
+        for hot in draw(st.sets(st.integers(0, 2**120 - 1), max_size=2)):
+            organization = UUID(int=(hot << 8) + draw(st.integers(first, last)))
+            if entry.covers(organization):
+                entry, own = entry.split_off(organization)
+                parts.append(own)
+        parts.append(entry)
+    return lane, lanes, tuple(parts)
+
+
+@st.composite
 def positions(draw):
-    border = draw(st.integers(0, 254))
-    whole, low, high = draw(entries()), draw(entries()), draw(entries())
-    split = (
-        Entry(low.s1, low.t1, low.window, ((0, border),)),
-        Entry(high.s1, high.t1, high.window, ((border + 1, 255),)),
-    )
+    lane, lanes, parts = draw(divided())
     return Position(
         identity=IDENTITY,
-        entries=draw(st.sampled_from([(whole,), split])),
+        entries=parts,
         number=draw(st.integers(0, 2**50)),
         instance=draw(st.text(max_size=20)),
         published=draw(st.integers(0, 2**50)),
         dead_lettered=draw(st.integers(0, 2**20)),
         written_at=draw(st.datetimes(timezones=st.just(UTC))),
+        lane=lane,
+        lanes=lanes,
+        closing=draw(st.sampled_from([None, Closing(2, 3)])),
     )
 
 
@@ -90,7 +112,7 @@ def test_position_survives_its_text(position):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "run the newer version"),
+        ({"format": 3}, "run the newer version"),
         ({"entries": [{"slots": [[0, 255]], "s1": "3:3:", "t1": 5, "s2": "3:3:", "t2": 9}]}, "has s2, t2 only"),
         ({"entries": [{"slots": [[0, 255]], "s1": "3:3:", "t1": 5, "s2": "3:3:", "t2": 4, "last": 0}]}, "highest"),
         ({"entries": [{"slots": [[0, 256]], "s1": "3:3:", "t1": 5}]}, "leave 0-255"),
@@ -217,3 +239,56 @@ def test_a_renamed_database_and_a_new_topic_are_no_change_of_identity():
         KafkaIdentity("abc", {**IDENTITY.kafka.topic_ids, "events.new": "id-3"}),
     )
     assert IDENTITY.differences(now) == []
+
+
+organizations = st.integers(0, 2**128 - 1).map(lambda number: UUID(int=number))
+
+
+@given(divided(), st.data())
+def test_an_organization_has_one_entry_however_lanes_and_entries_are_divided(parts, data):
+    lane, lanes, found = parts
+    named = [entry.organization for entry in found if entry.organization is not None]
+    organization = data.draw(st.sampled_from(named) | organizations if named else organizations)
+    ((low, high),) = lane_slots(lane, lanes)
+    ours = low <= organization.bytes[-1] <= high
+    assert sum(entry.covers(organization) for entry in found) == ours
+    shares = data.draw(st.integers(1, 64))
+    taken = [entry.within(lane_slots(share, shares)) for share in range(shares) for entry in found]
+    assert sum(entry.covers(organization) for entry in taken if entry is not None) == ours
+
+
+@given(divided(), organizations)
+def test_merged_entries_say_of_every_organization_what_they_said_apart(parts, organization):
+    _, _, found = parts
+    # As after a window that all of them have read to its end.
+    alike = [replace(entry, s1=found[0].s1, t1=0, reprocessed=0) for entry in found]
+    (*joined,) = merged(alike)
+
+    def place(entries):
+        return [(entry.s1, entry.t1, entry.window) for entry in entries if entry.covers(organization)]
+
+    assert place(joined) == place(alike)
+    if all(entry.window is None for entry in alike):
+        assert len(joined) == 1
+        assert not joined[0].without
+
+
+@given(st.integers(1, 64))
+def test_lanes_share_all_slots_evenly(lanes):
+    shares = [last - first + 1 for lane in range(lanes) for first, last in lane_slots(lane, lanes)]
+    assert sum(shares) == 256
+    assert max(shares) - min(shares) <= 1
+
+
+def test_a_position_of_one_lane_written_before_there_were_several_is_read():
+    data = json.loads(Position(IDENTITY, (Entry(),)).format())
+    older = {name: value for name, value in data.items() if name not in ("lanes", "closing")} | {"format": 1}
+    assert Position.parse(json.dumps(older).encode()) == Position(IDENTITY, (Entry(),))
+
+
+def test_a_lane_whose_entries_leave_somebody_out_is_refused():
+    with pytest.raises(PositionError, match="of lane 1 of 2"):
+        Position(IDENTITY, (Entry(),), lane=1, lanes=2)
+    rest, _ = Entry().split_off(UUID(int=7))
+    with pytest.raises(PositionError, match="an entry of its own"):
+        Position(IDENTITY, (rest,))
