@@ -58,7 +58,7 @@ def measure(servers: Servers, rows: int, runs: int) -> list[Poll]:
             raise BenchError(f"the source gave {found} of {rows} rows")
         unsealed = [_median_ms(source, entry) for _ in range(runs)]
         _seal(source, url, entry)
-        source.leave_out_sealed(entry)
+        source.leave_out_sealed([entry])
         return [Poll(_median_ms(source, entry), before) for before in unsealed]
     finally:
         source.close()

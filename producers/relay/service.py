@@ -188,7 +188,7 @@ class Relay:
             )
             # 7
             background.begin(facts)
-            source.leave_out_sealed(entry)
+            source.leave_out_sealed([entry])
             ahead = Ahead(
                 source, lambda row: record_of(row, self._topics, facts.limits, facts.partitions, self._refused)
             )
@@ -215,7 +215,7 @@ class Relay:
                 deferred_at = now
             if background.attend(entry):
                 ahead.settle()
-                source.leave_out_sealed(entry)
+                source.leave_out_sealed([entry])
 
             began, before = time.monotonic(), position
             entry, position = self._publish_next(session, ahead, entry, position)

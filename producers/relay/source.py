@@ -4,12 +4,14 @@ What must stay true:
 - a chunk is bounded, in rows and in bytes, whatever a window holds, and so is what libpq keeps of it;
 - nothing is waited for: a transaction that is open is simply not in the snapshot yet;
 - one connection, autocommit: no transaction of ours stays open while Kafka is waited for, so none holds back VACUUM;
+- an entry of some organizations passes over the rows of all others at a bounded number of seqs a query;
 - plans use the indexes from the first row on. A table without statistics looks small, and a plan made then would be
   kept; so the session has no other way than index scans.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from psycopg.types.numeric import Int8
 import sql
 from afluente import postgres
 from producers.relay.errors import OnStandby
-from producers.relay.position import DatabaseIdentity, Entry, Head, Snapshot
+from producers.relay.position import SLOTS, DatabaseIdentity, Entry, Head, Snapshot, holds
 from schemas import Row
 
 # A Kafka transaction costs 2-10 ms whatever is in it, while the next chunk is made ready: larger ones gain nothing, and
@@ -31,6 +33,7 @@ from schemas import Row
 CHUNK_ROWS = 2_500
 CHUNK_BYTES = 8 * 1024 * 1024  # payload and metadata; rows of 272 KiB are allowed, and 2,500 of them are not memory
 POLL_ROWS = 50  # the poll's own rows come as one result; 50 of the largest are 14 MB
+SCAN_SEQS = 100_000  # of other organizations' rows that one query passes over
 FETCH_ROWS = 64  # rows libpq holds at a time while a page is streamed
 COUNT_LIMIT = 1_000_000
 
@@ -43,6 +46,13 @@ SELECT set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan
 _UNPREPARED = 10**9  # psycopg prepares what it has seen more often; only the poll is to be prepared
 
 _QUERIES = sql.queries("relay")
+# Which organizations an entry covers, put into the queries' WHERE. No index is to be chosen for it.
+_SCOPE = "/* scope */"
+_OF_SLOTS = (
+    "AND get_byte(%(slots)s::bytea, get_byte(uuid_send(e.organization_id), 15)) = 1 "
+    "AND (e.organization_id = ANY (%(without)s::uuid[])) IS NOT TRUE"
+)
+_OF_ONE = "AND (e.organization_id = %(organization)s::uuid) IS TRUE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +92,16 @@ class Lane:
 
 
 class Source:
-    """One connection to the primary. Any psycopg.Error means: close, make a new Source, check it, go on."""
+    """One connection to the primary, for one thread at a time: the others wait.
+
+    Any psycopg.Error means: close, make a new Source, check it, go on.
+    """
 
     def __init__(
         self, url: str, *, chunk_rows: int = CHUNK_ROWS, chunk_bytes: int = CHUNK_BYTES, poll_rows: int = POLL_ROWS
     ) -> None:
         self._chunk_rows, self._chunk_bytes, self._poll_rows = chunk_rows, chunk_bytes, min(poll_rows, chunk_rows)
+        self._lock = threading.Lock()
         self._conn = postgres.connect(url, application_name="afluente-relay", autocommit=True)
         try:
             self._conn.prepare_threshold = _UNPREPARED
@@ -107,28 +121,41 @@ class Source:
             raise OnStandby()
         return Facts(DatabaseIdentity(system, timeline, oid, name), last_seq)
 
-    def leave_out_sealed(self, entry: Entry) -> None:
-        """Read only the months that `entry` may still have rows in. Not doing so costs time, nothing else."""
-        self._since = self._one("unsealed_since", xmin=str(entry.s1.xmin))[0]
+    def leave_out_sealed(self, entries: Sequence[Entry]) -> None:
+        """Read only the months that one of `entries` may still have rows in. Not doing so costs time, nothing else."""
+        xmin = min((entry.s1.xmin for entry in entries), default=0)
+        self._since = self._one("unsealed_since", xmin=str(xmin))[0]
 
-    def chunk(self, entry: Entry, *, rows: int | None = None) -> Chunk:
-        """What comes next: up to `rows` (default: the chunk's bound) of the open window, or of a new one.
+    def head(self) -> Head:
+        """The present snapshot, and the highest seq it can show."""
+        snapshot, top = self._one("head", since=self._since)
+        return Head(Snapshot.parse(snapshot), top)
+
+    def chunk(self, entry: Entry, *, rows: int | None = None, head: Head | None = None) -> Chunk:
+        """What comes next: up to `rows` (default: the chunk's bound) of the open window, or of a new one that ends at
+        `head` (default: at the present).
 
         A chunk without rows moves only the position. A window has ended when fewer rows come than asked for.
         """
         wanted = min(rows or self._chunk_rows, self._chunk_rows)
+        first = min(self._poll_rows, wanted)
+        found: list[Row] = []
         if entry.window is None:
-            head, found = self._poll(entry, min(self._poll_rows, wanted))
-            entry = entry.opened(head)
-            if len(found) < min(self._poll_rows, wanted):
-                return Chunk(found, entry.completed())
+            if entry.everyone and head is None:
+                head, found = self._poll(entry, first)
+                entry = entry.opened(head)
+                if len(found) < first:
+                    return Chunk(found, entry.completed())
+            else:
+                entry = entry.opened(head or self.head())
+                found = self._glance(entry, first)
+                if len(found) < first:
+                    return Chunk(found, _passed(entry))
             entry = entry.read_to(found[-1].seq)
-        else:
-            found = []
         size = sum(len(row.payload) + len(row.metadata) for row in found)
         if (asked := wanted - len(found)) > 0 and size < self._chunk_bytes:
             before = len(found)
-            with closing(self._page(entry, asked)) as page:
+            with self._lock, closing(self._page(entry, asked)) as page:
                 for row in page:
                     found.append(row)
                     size += len(row.payload) + len(row.metadata)
@@ -136,14 +163,15 @@ class Source:
                         break
                 else:
                     if len(found) - before < asked:
-                        return Chunk(found, entry.completed())
+                        return Chunk(found, _passed(entry))
             entry = entry.read_to(found[-1].seq)
         return Chunk(found, entry)
 
     def waiting(self, entry: Entry) -> Waiting:
         """How far behind `entry` is."""
         last = entry.window.last if entry.window is not None else 0
-        count, oldest = self._one("waiting", **self._place(entry), last=Int8(last), rows=COUNT_LIMIT)
+        query, scope = _scoped("waiting", entry)
+        count, oldest = self._row(query, {**self._place(entry), **scope, "last": Int8(last), "rows": COUNT_LIMIT})
         return Waiting(count, count >= COUNT_LIMIT, oldest)
 
     def release_due(self, rows: int = 1_000) -> int:
@@ -152,32 +180,50 @@ class Source:
 
     def lane(self, name: str) -> Lane | None:
         """The lane's row, if it ever had an owner."""
-        row = self._conn.execute(_query("lane"), {"name": name}).fetchone()
+        with self._lock:
+            row = self._conn.execute(_query("lane"), {"name": name}).fetchone()
         return None if row is None else Lane(*row)
 
+    def published_to(self, topic_prefix: str) -> str | None:
+        """The Kafka cluster to which some lane of this prefix has published; None when none ever did."""
+        return cast(str | None, self._one("published_to", prefix=topic_prefix)[0])
+
     def mark_claimed(self, lane: str, cluster_id: str) -> None:
-        self._conn.execute(_query("mark_claimed"), {"name": lane, "cluster_id": cluster_id})
+        with self._lock:
+            self._conn.execute(_query("mark_claimed"), {"name": lane, "cluster_id": cluster_id})
 
     def _poll(self, entry: Entry, rows: int) -> tuple[Head, list[Row]]:
-        cursor = self._conn.cursor(binary=True, row_factory=_row_factory)
-        cursor.execute(_query("poll"), {**self._place(entry), "rows": Int8(rows)}, prepare=True)
         head, found = None, []
-        for row in cursor:
-            if row.seq is None:
-                head = Head(Snapshot.parse(row.event_type), int(row.entity_kind))
-            else:
-                found.append(row)
+        with self._lock:
+            cursor = self._conn.cursor(binary=True, row_factory=_row_factory)
+            cursor.execute(_query("poll"), {**self._place(entry), "rows": Int8(rows)}, prepare=True)
+            for row in cursor:
+                if row.seq is None:
+                    head = Head(Snapshot.parse(row.event_type), int(row.entity_kind))
+                else:
+                    found.append(row)
         assert head is not None
         return head, found
 
+    def _glance(self, entry: Entry, rows: int) -> list[Row]:
+        """The first rows of a window: few, mostly none, so by a prepared statement."""
+        query, place = self._page_query(entry, rows)
+        with self._lock:
+            return (
+                self._conn.cursor(binary=True, row_factory=_row_factory).execute(query, place, prepare=True).fetchall()
+            )
+
     def _page(self, entry: Entry, rows: int) -> Generator[Row, None, None]:
-        assert entry.window is not None
-        window, place = entry.window, self._place(entry)
-        place |= {"s2": str(window.s2), "t2": Int8(window.t2), "last": Int8(window.last), "rows": Int8(rows)}
+        query, place = self._page_query(entry, rows)
         cursor = self._conn.cursor(row_factory=_row_factory)
-        yield from cursor.stream(
-            _query("tail" if window.last >= entry.t1 else "page"), place, binary=True, size=FETCH_ROWS
-        )
+        yield from cursor.stream(query, place, binary=True, size=FETCH_ROWS)
+
+    def _page_query(self, entry: Entry, rows: int) -> tuple[str, dict[str, Any]]:
+        assert entry.window is not None
+        window = entry.window
+        query, scope = _scoped("tail" if window.last >= entry.t1 else "page", entry)
+        place = {**self._place(entry), **scope, "s2": str(window.s2), "t2": Int8(_reach(entry))}
+        return query, place | {"last": Int8(window.last), "rows": Int8(rows)}
 
     def _place(self, entry: Entry) -> dict[str, Any]:
         return {
@@ -188,14 +234,21 @@ class Source:
         }
 
     def _one(self, name: str, **parameters: Any) -> tuple[Any, ...]:
-        row = self._conn.execute(_query(name), parameters).fetchone()
+        return self._row(_query(name), parameters)
+
+    def _row(self, query: str, parameters: dict[str, Any]) -> tuple[Any, ...]:
+        with self._lock:
+            row = self._conn.execute(query, parameters).fetchone()
         assert row is not None
         return row
 
 
 def seal_months(conn: psycopg.Connection[Any], entry: Entry) -> int:
     """Seal the months that are over and published up to `entry`; returns how many. On a connection of its own: it may
-    wait a few seconds for a writer of the month."""
+    wait a few seconds for a writer of the month.
+
+    Other entries may be behind: they go on reading a sealed month until they are past its last transaction.
+    """
     if entry.window is not None:
         return 0
     row = conn.execute(_query("seal"), {"s1": str(entry.s1), "t1": Int8(entry.t1)}).fetchone()
@@ -219,3 +272,28 @@ def _row_factory(cursor: psycopg.Cursor[Any]) -> Callable[[Sequence[Any]], Row]:
 
 def _query(name: str) -> str:
     return _QUERIES[name]
+
+
+def _scoped(name: str, entry: Entry) -> tuple[str, dict[str, Any]]:
+    """A query for the organizations that `entry` covers, with the parameters this needs."""
+    query = _QUERIES[name]
+    if entry.organization is not None:
+        return query.replace(_SCOPE, _OF_ONE), {"organization": entry.organization}
+    if entry.everyone:
+        return query, {}
+    mask = bytes(holds(entry.slots, slot) for slot in range(SLOTS))
+    return query.replace(_SCOPE, _OF_SLOTS), {"slots": mask, "without": list(entry.without)}
+
+
+def _reach(entry: Entry) -> int:
+    """Up to which seq the next query of an open window looks."""
+    assert entry.window is not None
+    if entry.everyone:
+        return entry.window.t2
+    return min(entry.window.t2, max(entry.t1, entry.window.last) + SCAN_SEQS)
+
+
+def _passed(entry: Entry) -> Entry:
+    """After a query that found the last rows within its reach."""
+    assert entry.window is not None
+    return entry.completed() if (reach := _reach(entry)) == entry.window.t2 else entry.read_to(reach)

@@ -49,7 +49,11 @@ BEGIN
         EXIT WHEN _unpublished;
         EXECUTE format('CREATE TRIGGER sealed BEFORE INSERT ON %s FOR EACH ROW EXECUTE FUNCTION afluente.refuse_sealed()',
                        _month.partition);
-        UPDATE public.event_log_seal s SET sealed_at = clock_timestamp() WHERE s.month = _month.month;
+        -- Whoever wrote into the month has ended: its id is under the present xmax. A lane that is behind, and one that
+        -- does not exist yet, read the month until their xmin is past that.
+        UPDATE public.event_log_seal s
+           SET sealed_at = clock_timestamp(), boundary = greatest(s.boundary, pg_snapshot_xmax(pg_current_snapshot()))
+         WHERE s.month = _month.month;
         UPDATE afluente.monthly_partitioned m SET floor = _month.ends_at WHERE m.table_name = 'public.event_log'::regclass;
         _sealed := _sealed + 1;
     END LOOP;

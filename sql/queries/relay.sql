@@ -5,6 +5,7 @@
 --   seq >  t1                        all others, and ids given out again after a crash             index (seq)
 -- What would let the planner walk along the index on seq from the very first row is written so that it cannot: `seq + 0`
 -- in the first, and in the second pairs in place of `tx_id = x`, which only the index on both columns puts in order.
+-- Where it says `scope`, source.py puts which organizations are meant, when it is not all of them.
 -- JSON leaves as bytes: nobody makes a string of it on the way to the encoder.
 
 -- name: poll
@@ -48,6 +49,11 @@ SELECT w.seq, w.id, w.organization_id, w.event_type, w.entity_kind, w.entity_id,
          ORDER BY u.seq
          LIMIT %(rows)s) w;
 
+-- name: head
+-- This statement's snapshot, and the highest seq there is: where a window may end.
+SELECT pg_current_snapshot()::text,
+       COALESCE((SELECT e.seq FROM event_log e WHERE e.created_at >= %(since)s::timestamptz ORDER BY e.seq DESC LIMIT 1), 0);
+
 -- name: page
 -- The next rows of an open window of which `last` is published. What s2 shows is committed, now and for ever.
 SELECT w.seq, w.id, w.organization_id, w.event_type, w.entity_kind, w.entity_id,
@@ -61,6 +67,7 @@ SELECT w.seq, w.id, w.organization_id, w.event_type, w.entity_kind, w.entity_id,
                     AND e.seq > %(last)s
                     AND e.seq <= %(t1)s
                     AND pg_visible_in_snapshot(e.tx_id, %(s2)s::pg_snapshot)
+                    /* scope */
                   ORDER BY e.seq + 0
                   LIMIT %(rows)s)
                 UNION ALL
@@ -72,6 +79,7 @@ SELECT w.seq, w.id, w.organization_id, w.event_type, w.entity_kind, w.entity_id,
                          WHERE e.created_at >= %(since)s::timestamptz
                            AND (e.tx_id, e.seq) > (ended.tx_id, %(last)s)
                            AND (e.tx_id, e.seq) <= (ended.tx_id, %(t1)s)
+                           /* scope */
                          ORDER BY e.tx_id, e.seq
                          LIMIT %(rows)s) o
                   WHERE pg_visible_in_snapshot(ended.tx_id, %(s2)s::pg_snapshot))
@@ -82,6 +90,7 @@ SELECT w.seq, w.id, w.organization_id, w.event_type, w.entity_kind, w.entity_id,
                     AND e.seq > greatest(%(t1)s, %(last)s)
                     AND e.seq <= %(t2)s
                     AND pg_visible_in_snapshot(e.tx_id, %(s2)s::pg_snapshot)
+                    /* scope */
                   ORDER BY e.seq
                   LIMIT %(rows)s)) u
          ORDER BY u.seq
@@ -96,6 +105,7 @@ SELECT e.seq, e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id,
    AND e.seq > %(last)s
    AND e.seq <= %(t2)s
    AND pg_visible_in_snapshot(e.tx_id, %(s2)s::pg_snapshot)
+   /* scope */
  ORDER BY e.seq
  LIMIT %(rows)s;
 
@@ -108,6 +118,7 @@ SELECT count(*), min(w.created_at)
            AND e.tx_id >= %(xmax)s::xid8
            AND e.seq <= %(t1)s
            AND e.seq > %(last)s
+           /* scope */
         UNION ALL
         SELECT e.created_at
           FROM event_log e
@@ -115,11 +126,13 @@ SELECT count(*), min(w.created_at)
            AND e.tx_id = ANY (%(xip)s::xid8[])
            AND e.seq <= %(t1)s
            AND e.seq > %(last)s
+           /* scope */
         UNION ALL
         SELECT e.created_at
           FROM event_log e
          WHERE e.created_at >= %(since)s::timestamptz
            AND e.seq > greatest(%(t1)s, %(last)s)
+           /* scope */
          LIMIT %(rows)s) w;
 
 -- name: unsealed_since
@@ -148,6 +161,9 @@ SELECT instance, owned_since, extract(epoch FROM clock_timestamp() - renewed_at)
        kafka_cluster_id
   FROM afluente.relay_lane
  WHERE name = %(name)s;
+
+-- name: published_to
+SELECT max(kafka_cluster_id) FROM afluente.relay_lane WHERE starts_with(name, %(prefix)s || 'relay-');
 
 -- name: owned
 -- Whether a relay runs on this database; a killed one seems to for as long as its lease lasts.
