@@ -137,7 +137,7 @@ def prepare() -> Path:
     pom = files("bench").joinpath("pom.xml").read_bytes()
     return cache.prepared(
         f"debezium-{VERSION}-{sha256(pom).hexdigest()[:8]}",
-        lambda folder: fetch_jars(folder, find_java(), package="bench", what="Debezium"),
+        lambda folder: fetch_jars(folder, find_java(), pom, what="Debezium"),
     )
 
 

@@ -19,14 +19,14 @@ import uuid
 from base64 import urlsafe_b64encode
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.resources import as_file, files
+from importlib.resources import files
 from pathlib import Path
 
 from afluente.local import cache, process
 from afluente.local.errors import LocalError, Missing
 from afluente.local.process import Ticket
 
-KAFKA_VERSION = "4.2.2"
+KAFKA_VERSION = "4.2.2"  # the one in pom.xml; another is for looking at what that one does
 LEAST_JAVA = 17
 MAVEN_TIMEOUT_S = 900.0
 START_TIMEOUT_S = 120.0  # after kill -9 it recovers its logs first
@@ -85,6 +85,12 @@ class EmbeddedKafka:
         return self.folder / "kafka.log"
 
     @property
+    def version(self) -> str:
+        """The Kafka release that made the folder; a restart takes the same."""
+        kept = self.folder / "version"
+        return kept.read_text() if kept.exists() else KAFKA_VERSION
+
+    @property
     def alive(self) -> bool:
         return (ticket := Ticket.load(self.folder / "ticket.json")) is not None and ticket.alive
 
@@ -113,20 +119,25 @@ class EmbeddedKafka:
             running.send_signal(number)
 
 
-def start_kafka(folder: Path | str, *, optimise: bool = False, timeout_s: float = START_TIMEOUT_S) -> EmbeddedKafka:
+def start_kafka(
+    folder: Path | str, *, version: str | None = None, optimise: bool = False, timeout_s: float = START_TIMEOUT_S
+) -> EmbeddedKafka:
     """Start a broker whose data and log are in `folder`, or find the one that runs there.
 
     On kept data it comes up with the same cluster id and, when they are free, the same ports. `optimise` lets the JVM
-    compile hot code fully: more records a second later, a slower start. Missing when there is no Maven to fetch it
-    with and nothing in the cache; LocalError when it does not come up.
+    compile hot code fully: more records a second later, a slower start. `version`: a Kafka release; without it that of
+    the folder's data, KAFKA_VERSION for new ones. Missing when there is no Maven to fetch it with and nothing in the
+    cache; LocalError when it does not come up.
     """
     folder = Path(folder).absolute()
     (folder / "data").mkdir(parents=True, exist_ok=True)
     known = _load(folder)
     if known is not None and known.alive:
         return known
-    distribution = prepare()
+    version = version or (known.version if known is not None else KAFKA_VERSION)
+    distribution = prepare(version)
     java = find_java()
+    (folder / "version").write_text(version)
     preferred = json.loads((folder / "ports.json").read_text()) if (folder / "ports.json").exists() else ()
     port, controller_port = process.free_ports(2, preferred)
     (folder / "ports.json").write_text(json.dumps([port, controller_port]))
@@ -153,16 +164,23 @@ def stop_kafka(folder: Path | str) -> bool:
     return True
 
 
-def prepare() -> Path:
+def prepare(version: str = KAFKA_VERSION) -> Path:
     """The cached distribution (jars, bootstrap metadata, class archive), fetched and made when it is not there."""
-    pom = files("afluente.local").joinpath("pom.xml").read_bytes()
-    return cache.prepared(f"kafka-{KAFKA_VERSION}-{hashlib.sha256(pom).hexdigest()[:8]}", _prepare)
+    pom = _pom(version)
+    return cache.prepared(_cached_as(version, pom), lambda folder: _prepare(folder, pom))
 
 
-def is_prepared() -> bool:
+def is_prepared(version: str = KAFKA_VERSION) -> bool:
+    return (cache.root() / _cached_as(version, _pom(version)) / cache.COMPLETE).exists()
+
+
+def _pom(version: str) -> bytes:
     pom = files("afluente.local").joinpath("pom.xml").read_bytes()
-    name = f"kafka-{KAFKA_VERSION}-{hashlib.sha256(pom).hexdigest()[:8]}"
-    return (cache.root() / name / cache.COMPLETE).exists()
+    return pom.replace(f"<version>{KAFKA_VERSION}<".encode(), f"<version>{version}<".encode())
+
+
+def _cached_as(version: str, pom: bytes) -> str:
+    return f"kafka-{version}-{hashlib.sha256(pom).hexdigest()[:8]}"
 
 
 def damaged_jars(distribution: Path) -> list[str]:
@@ -209,10 +227,18 @@ def _format(data: Path, distribution: Path) -> None:
     """Make an empty data folder a broker's, as the storage tool does, without a JVM. Kept data is left alone."""
     if (data / "meta.properties").exists():
         return
-    shutil.copy(distribution / "bootstrap.checkpoint", data / "bootstrap.checkpoint")
+    for checkpoint in _checkpoints(distribution):
+        (data / checkpoint).parent.mkdir(exist_ok=True)
+        shutil.copy(distribution / checkpoint, data / checkpoint)
     meta = f"version=1\ncluster.id={_kafka_uuid()}\nnode.id=1\ndirectory.id={_kafka_uuid()}\n"
     (data / "meta.properties.new").write_text(meta)
     os.replace(data / "meta.properties.new", data / "meta.properties")
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """What the storage tool has written there about features: from 4.3 on it is the metadata log's first snapshot."""
+    found = [*folder.glob("bootstrap.checkpoint"), *folder.glob("__cluster_metadata-0/*.checkpoint")]
+    return [path.relative_to(folder) for path in found]
 
 
 def _kafka_uuid() -> str:
@@ -260,10 +286,10 @@ def serves(address: str) -> bool:
         return False
 
 
-def _prepare(folder: Path) -> None:
+def _prepare(folder: Path, pom: bytes) -> None:
     """Fetch the jars and make the rest. Runs under the cache's lock."""
     java = find_java()
-    fetch_jars(folder, java)
+    fetch_jars(folder, java, pom)
     digests = {path.name: _digest(path) for path in sorted((folder / "libs").glob("*.jar"))}
     if not any(name.startswith("kafka_2.13") for name in digests):
         raise LocalError("Maven ended well but brought no broker", hint=f"rm -r {folder} and try again")
@@ -272,8 +298,8 @@ def _prepare(folder: Path) -> None:
     _make_archive(folder, java)
 
 
-def fetch_jars(folder: Path, java: Path, *, package: str = "afluente.local", what: str = "Kafka") -> None:
-    """Put the jars that pom.xml of `package` names into `libs` of `folder`."""
+def fetch_jars(folder: Path, java: Path, pom: bytes, *, what: str = "Kafka") -> None:
+    """Put the jars that `pom` names into `libs` of `folder`."""
     maven = shutil.which("mvn")
     if maven is None:
         raise Missing(
@@ -284,12 +310,13 @@ def fetch_jars(folder: Path, java: Path, *, package: str = "afluente.local", wha
     if "JAVA_HOME" not in env and shutil.which("java") is None:
         env["JAVA_HOME"] = str(java.parent.parent)
     log_path = folder / "maven.log"
-    with as_file(files(package).joinpath("pom.xml")) as pom, open(log_path, "w") as log:
+    (folder / "pom.xml").write_bytes(pom)
+    with open(log_path, "w") as log:
         command: list[str | Path] = [
             maven,
             "-B",
             "-f",
-            pom,
+            folder / "pom.xml",
             "dependency:copy-dependencies",
             f"-DoutputDirectory={folder / 'libs'}",
         ]
@@ -314,8 +341,8 @@ def fetch_jars(folder: Path, java: Path, *, package: str = "afluente.local", wha
 
 
 def _make_bootstrap(folder: Path, java: Path) -> None:
-    """bootstrap.checkpoint, as `kafka-storage format` writes it: the feature levels of this version. The same for every
-    cluster, so it is made once; the ids of a cluster are in meta.properties."""
+    """The feature levels of this version, as `kafka-storage format` writes them. The same for every cluster, so made
+    once; the ids of a cluster are in meta.properties."""
     scratch = folder / "scratch"
     scratch.mkdir()
     properties = scratch / "server.properties"
@@ -332,7 +359,9 @@ def _make_bootstrap(folder: Path, java: Path) -> None:
         "-c",
         properties,
     )
-    shutil.copy(scratch / "data" / "bootstrap.checkpoint", folder / "bootstrap.checkpoint")
+    for checkpoint in _checkpoints(scratch / "data"):
+        (folder / checkpoint).parent.mkdir(exist_ok=True)
+        shutil.copy(scratch / "data" / checkpoint, folder / checkpoint)
     shutil.rmtree(scratch)
 
 
