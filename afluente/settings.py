@@ -269,6 +269,33 @@ class LogSettings(Settings):
         return value.lower() if isinstance(value, str) else value
 
 
+class MetricsSettings(Settings):
+    """Where Prometheus asks this process for its numbers."""
+
+    listen: str | None = Field(
+        None,
+        alias="AFLUENTE_METRICS",
+        description="address:port that answers GET /metrics, as 0.0.0.0:9400; not set: none. Relays only, for now",
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, value: str | None) -> str | None:
+        if value is not None:
+            host, colon, port = value.rpartition(":")
+            if not colon or not host or not port.isdigit() or int(port) > 65535:
+                raise ValueError("is not address:port")
+        return value
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Address and port; None when nothing is to listen."""
+        if self.listen is None:
+            return None
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
 class SecretSettings(Settings):
     """The keys that seal what is stored sealed."""
 
@@ -446,6 +473,7 @@ class RelaySettings(Settings):
     kafka: KafkaSettings
     postgres: PostgresSettings
     log: LogSettings
+    metrics: MetricsSettings
     environment: EnvironmentSettings
     registry: RegistrySettings
 

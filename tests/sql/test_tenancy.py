@@ -18,6 +18,7 @@ TENANT_ROLES = ("afluente_app", "afluente_admin")
 NOT_TENANT_DATA = {
     "afluente.monthly_partitioned": "names of tables",
     "afluente.relay_lane": "who publishes",
+    "afluente.relay_pause": "whether it publishes",
     "event_log_seal": "months",
     "worker_event_types": "the workers' subscriptions",
     "worker_process": "living processes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from afluente.cli.relay.pause import pause, resume
 from afluente.cli.relay.run import run
 from afluente.cli.relay.status import status
 
@@ -11,3 +12,5 @@ app = typer.Typer(help="Publish committed events to Kafka.", no_args_is_help=Tru
 
 app.command()(run)
 app.command()(status)
+app.command()(pause)
+app.command()(resume)
