@@ -3,12 +3,13 @@
 Every function works inside the caller's transaction, as `afluente_worker`, and takes many deliveries at once. What must
 stay true: a delivery runs if its row is new, or if its generation is the record's and its attempts one less than the
 record's; a row once done, skipped, dead or discarded never runs under the same generation; an outcome is recorded only
-under the claim number the run was given.
+under the claim number the run was given; a replay with --again raises the generation once, however often its record
+comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
@@ -70,6 +71,7 @@ class Row(NamedTuple):
     owned: bool
     error_class: str | None
     last_error: str | None
+    replay: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class Run:
     generation: int
     first_failure_at: datetime | None = None
     taken_over_from: UUID | None = None
+    again: bool = False
+    """It was over, and a replay begins it anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +134,12 @@ class Blocked:
 Verdict: TypeAlias = Run | Duplicate | ProduceAgain | BuryAgain | Early | Held | Blocked
 
 
-def decide(row: Row, mark: RetryMark | None, now: datetime, process: UUID) -> Verdict:
+def decide(row: Row, mark: RetryMark | None, now: datetime, process: UUID, again: int = 0) -> Verdict:
     """What a record means for a delivery that has a row already. `mark` is None for a source record or a replayed
-    one."""
+    one; `again` is the number of the replay that wants it once more. What is open runs anyway, and what people have
+    to decide, or have closed, is left to them."""
+    if mark is None and again > row.replay and row.state in ("done", "dead"):
+        return Run(1, row.generation + 1, again=True)
     if mark is not None and mark.generation != row.generation:
         # Lower: an older life of the delivery. Higher: a reprocessing whose transaction did not commit.
         return Duplicate()
@@ -216,8 +223,9 @@ class Deliveries:
         seen = [i for i, verdict in enumerate(verdicts) if verdict is None]
         if seen:
             for row in await self._lock(conn, items, seen):
-                verdicts[row.i] = decide(row, items[row.i].mark, now, self.process)
-                items[row.i].claim = row.claim
+                item = items[row.i]
+                verdicts[row.i] = decide(row, item.mark, now, self.process, item.record.again)
+                item.claim = row.claim
         # Retry records without a row: replayed to this worker, or of a month whose rows are gone.
         missing = {i for i, verdict in enumerate(verdicts) if verdict is None}
         if missing:
@@ -226,6 +234,7 @@ class Deliveries:
             for i in missing:
                 verdicts[i] = verdicts[i] or Held()  # written by another process in this very moment
         decided = [verdict if verdict is not None else Held() for verdict in verdicts]
+        await self._begin_anew(conn, items, decided)
         if delay:
             await self._put_off_known(conn, items, decided, now, delay, keep_beyond)
         if self.ordered:
@@ -257,6 +266,7 @@ class Deliveries:
                 "event_type": event.event_type,
                 "key": item.key,
                 "generation": _generation(item),
+                "replay": item.record.again,
             }
             if delay and (due := records.whole_ms(event.created_at + delay)) > now:
                 row["due"] = due
@@ -275,6 +285,16 @@ class Deliveries:
         cursor = await self._execute(conn, "lock_existing", items=parameter, takeover_s=self._takeover_s)
         return [Row(*row) for row in await cursor.fetchall()]
 
+    async def _begin_anew(self, conn: Connection, items: Sequence[Item], decided: Sequence[Verdict]) -> None:
+        """What a replay runs again is first as if it had only been seen: it may be taken, or go behind its key."""
+        parameter = [
+            {**item.place, "replay": item.record.again}
+            for item, verdict in zip(items, decided, strict=True)
+            if isinstance(verdict, Run) and verdict.again
+        ]
+        if parameter:
+            await self._execute(conn, "again", items=_json(parameter))
+
     async def _take(
         self, conn: Connection, items: Sequence[Item], decided: Sequence[Verdict], which: list[int]
     ) -> None:
@@ -282,7 +302,8 @@ class Deliveries:
         for i in which:
             verdict = decided[i]
             assert isinstance(verdict, Run)
-            parameter.append({"i": i, **items[i].place, "attempt": verdict.attempt})
+            again = items[i].record.again
+            parameter.append({"i": i, **items[i].place, "attempt": verdict.attempt, "replay": again})
         if parameter:
             cursor = await self._execute(conn, "take", items=_json(parameter), state=self._state, process=self.process)
             for i, claim in await cursor.fetchall():
@@ -310,7 +331,7 @@ class Deliveries:
         begin = [
             i
             for i, verdict in enumerate(decided)
-            if isinstance(verdict, Run) and verdict.attempt == 1 and items[i].claim == 0
+            if isinstance(verdict, Run) and verdict.attempt == 1 and (items[i].claim == 0 or verdict.again)
         ]
         if not begin:
             return
@@ -374,11 +395,19 @@ class Deliveries:
     async def lock_keys(self, conn: Connection, keys: Iterable[str]) -> None:
         await self._execute(conn, "lock_keys", keys=sorted(set(keys)))
 
-    async def known_targets(self, conn: Connection, events: Sequence[Event]) -> dict[int, list[str]]:
-        """Lock the events' slots, then the targets of those that have some, by the number of the event."""
+    async def known_targets(
+        self, conn: Connection, events: Sequence[Event], again: Collection[int] = ()
+    ) -> dict[int, list[str]]:
+        """Lock the events' slots, then the targets of those that have some, by the number of the event. `again`: the
+        numbers of those that a replay wants once more."""
         slots = sorted({event.id.int % _SLOTS for event in events})
         await self._execute(conn, "lock_events", slots=slots)
-        parameter = _json([{"i": i, "event_created_at": e.created_at, "event_id": e.id} for i, e in enumerate(events)])
+        parameter = _json(
+            [
+                {"i": i, "event_created_at": event.created_at, "event_id": event.id, "again": i in again}
+                for i, event in enumerate(events)
+            ]
+        )
         cursor = await self._execute(conn, "known_targets", items=parameter)
         return {i: list(targets) for i, targets in await cursor.fetchall()}
 

@@ -23,6 +23,7 @@ MAX_GENERATION = 1_000_000  # far from the end of an integer, as each reprocessi
 MAX_ATTEMPT = 2**15 - 1
 MAX_PARTITION = 2**31 - 1
 MAX_OFFSET = 2**63 - 1
+MAX_REPLAY = 2**63 - 1
 MAX_MS = 253_402_300_799_999  # the end of the year 9999, where datetime ends
 
 _TOPIC = re.compile(rb"[A-Za-z0-9._-]{1,249}")
@@ -44,6 +45,12 @@ ERROR_MESSAGE = "x-error-message"
 OMITTED = "x-omitted"
 """On a dead letter that would not fit: what was left out of it. Its value is then where `x-origin-*` says."""
 
+REPLAY_ID = "x-replay-id"
+"""On a record that a replay sent: which one. For people; it stays on what becomes of the record."""
+AGAIN = "x-again"
+"""On a replayed record that is to be done again where it was done: the number of the replay. A replayed record has no
+generation; what comes of it has one, and then that counts."""
+
 OURS = frozenset(
     {
         EVENT_ID,
@@ -60,6 +67,7 @@ OURS = frozenset(
         ERROR_CLASS,
         ERROR_MESSAGE,
         OMITTED,
+        AGAIN,
     }
 )
 
@@ -84,6 +92,8 @@ class Record:
     """The name of one is not UTF-8, and the client gives out none of them."""
     ours: bool = False
     """Read from a topic that only this worker writes to: its `x-` headers are believed, within their bounds."""
+    again: int = 0
+    """The number of the replay that asks for it again; 0: none does."""
 
     @property
     def size(self) -> int:
@@ -135,6 +145,13 @@ def read_mark(record: Record) -> RetryMark | None:
         attempt=_number(values, ATTEMPT, MAX_ATTEMPT, least=1),
         due_ms=_number(values, DUE_MS, MAX_MS) if DUE_MS in values else 0,
     )
+
+
+def read_again(record: Record) -> int:
+    """The number of the replay that wants a finished delivery to run once more; 0 when none does. ValueError, and no
+    other error, when it is broken."""
+    values = {name: value for name, value in record.headers if name in OURS and value is not None}
+    return _number(values, AGAIN, MAX_REPLAY, least=1) if AGAIN in values and GENERATION not in values else 0
 
 
 def origin_of(record: Record) -> Origin:

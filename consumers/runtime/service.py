@@ -24,7 +24,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import partial
 from typing import Any, Literal, TypeAlias
 from uuid import UUID, uuid4
@@ -209,6 +209,7 @@ class WorkerService:
         self._called: list[_Called] = []
         self._breaks: dict[tuple[UUID, str], list[BaseException]] = defaultdict(list)
         self._months: set[tuple[int, int]] = set()
+        self._reopened: set[date] = set()
         self._months_line: dict[Place, deque[tuple[Record, Event, RetryMark | None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._batches = 0
@@ -396,7 +397,7 @@ class WorkerService:
                 continue
             if record.ours:
                 try:
-                    mark = records.read_mark(record)
+                    mark, record.again = records.read_mark(record), records.read_again(record)
                     if mark is not None and mark.due_ms > latest_ms:
                         raise ValueError(f"header {records.DUE_MS} is further off than any wait in a retry topic")
                 except ValueError as error:
@@ -489,7 +490,7 @@ class WorkerService:
         try:
             while line and place.alive:
                 record, event, mark = line.popleft()
-                if (refused := await self._make_month(event)) is None:
+                if (refused := await self._make_month(event, record.again > 0)) is None:
                     self._route(record, event, mark)
                 else:
                     place.running += 1
@@ -499,13 +500,16 @@ class WorkerService:
         finally:
             del self._months_line[place]
 
-    async def _make_month(self, event: Event) -> tuple[str, str] | None:
+    async def _make_month(self, event: Event, again: bool = False) -> tuple[str, str] | None:
         """See that the event's month has its partition; (error class, error) for an event that gets none."""
         now, month = self._clock.now(), event.created_at.date().replace(day=1)
         if (month.year, month.month) in self._months:
             return None
         when = event.created_at.isoformat()
         if event.created_at < now - _OLDEST_MONTH:
+            if again:
+                await self._reopen_month(month)
+                return None
             return "TooOld", f"event of {when}: its month's deliveries are gone; replay it with --again"
         if event.created_at > now + _NEWEST:
             return "InTheFuture", f"event of {when}, which is yet to come"
@@ -516,6 +520,16 @@ class WorkerService:
         await self._transaction(ensure)
         self._months.add((month.year, month.month))
         return None
+
+    async def _reopen_month(self, month: date) -> None:
+        """For a replay with --again only: what comes from elsewhere of such a month goes on being refused."""
+        if month not in self._reopened:
+
+            async def reopen(conn: Connection) -> None:
+                await conn.execute("SELECT afluente.reopen_delivery_month(%s)", (month,))
+
+            await self._transaction(reopen)
+            self._reopened.add(month)
 
     # Targets
 
@@ -539,8 +553,9 @@ class WorkerService:
             fixed.clear()
             failed.clear()
             known.clear()
-            known.update(await self._deliveries.known_targets(conn, [event for _, event, _ in batch]))
-            new = [i for i, (_, _, mark) in enumerate(batch) if not _addressed(known.get(i, ()), mark)]
+            again = {i for i, (record, _, _) in enumerate(batch) if record.again}
+            known.update(await self._deliveries.known_targets(conn, [event for _, event, _ in batch], again))
+            new = [i for i, entry in enumerate(batch) if not _addressed(known.get(i, ()), entry)]
             for organization_id, group in _by_organization(new, lambda i: batch[i][1]):
                 async with act_for(conn, organization_id):
                     for i in group:
@@ -584,10 +599,10 @@ class WorkerService:
             if i in failed:
                 self._targets_failed(record, event, mark, failed[i])
                 continue
-            targets = fixed[i] if i in fixed else _addressed(known[i], mark)
-            if mark is not None:
-                # A dead letter of "no targets could be found", reprocessed: that delivery runs as well, and does
-                # nothing.
+            targets = fixed[i] if i in fixed else _addressed(known[i], batch[i])
+            if mark is not None or (record.again and UNADDRESSED in known.get(i, ())):
+                # A dead letter of "no targets could be found", reprocessed or replayed: that delivery runs as well,
+                # and does nothing.
                 self._spawn(record, self._close_unaddressed(Item(record, event, UNADDRESSED, UNADDRESSED, mark)))
                 record.pending += 1
             if not targets:
@@ -1612,9 +1627,10 @@ def describe(error: BaseException) -> str:
     return records.cut(str(error) or kind(error))
 
 
-def _addressed(known: Sequence[str], mark: RetryMark | None) -> list[str]:
-    """The targets fixed before; for a reprocessed record of none, without that one."""
-    return [target for target in known if mark is None or target != UNADDRESSED]
+def _addressed(known: Sequence[str], entry: tuple[Record, Event, RetryMark | None]) -> list[str]:
+    """The targets fixed before; for a record that is reprocessed, or replayed with --again, without that of none."""
+    record, _, mark = entry
+    return [target for target in known if (mark is None and not record.again) or target != UNADDRESSED]
 
 
 def _by_organization(numbers: list[int], event: Callable[[int], Event]) -> list[tuple[UUID, list[int]]]:

@@ -8,12 +8,12 @@ WITH input AS (
     SELECT *
       FROM jsonb_to_recordset(%(items)s::jsonb) AS input (
            i integer, event_created_at timestamptz, event_id uuid, target text, organization_id uuid, event_type text,
-           key text, generation integer, due timestamptz, kept_key text, kept_value text, kept_headers jsonb)
+           key text, generation integer, replay bigint, due timestamptz, kept_key text, kept_value text, kept_headers jsonb)
 ), inserted AS (
     INSERT INTO event_delivery (
-           event_created_at, worker, event_id, target, organization_id, event_type, key, generation, state,
+           event_created_at, worker, event_id, target, organization_id, event_type, key, generation, replay, state,
            attempts, claim, claimed_by, next_attempt_at, finished_at, kept_key, kept_value, kept_headers)
-    SELECT event_created_at, %(worker)s, event_id, target, organization_id, event_type, key, generation,
+    SELECT event_created_at, %(worker)s, event_id, target, organization_id, event_type, key, generation, replay,
            CASE WHEN due IS NOT NULL THEN 'waiting' ELSE %(state)s END,
            CASE WHEN due IS NULL AND %(state)s = 'done' THEN 1 ELSE 0 END,
            1,
@@ -39,7 +39,7 @@ SELECT input.i, d.state, d.attempts, d.generation, d.claim, d.claimed_by, d.next
             WHERE p.id = d.claimed_by
               AND p.renewed_at > clock_timestamp() - make_interval(secs => %(takeover_s)s)
        ) AS owned,
-       d.error_class, d.last_error
+       d.error_class, d.last_error, d.replay
   FROM jsonb_to_recordset(%(items)s::jsonb) AS input (i integer, event_created_at timestamptz, event_id uuid, target text)
   JOIN event_delivery d
     ON d.event_created_at = input.event_created_at
@@ -49,12 +49,37 @@ SELECT input.i, d.state, d.attempts, d.generation, d.claim, d.claimed_by, d.next
  ORDER BY d.event_created_at, d.event_id, d.target
    FOR UPDATE OF d;
 
+-- name: again
+-- A replay with --again: what was over begins a new life, in nobody's hands yet.
+UPDATE event_delivery d
+   SET state = 'claimed',
+       generation = d.generation + 1,
+       replay = input.replay,
+       attempts = 0,
+       claimed_by = NULL,
+       next_attempt_at = NULL,
+       first_failure_at = NULL,
+       dead_partition = NULL,
+       dead_offset = NULL,
+       kept_key = NULL,
+       kept_value = NULL,
+       kept_headers = NULL,
+       finished_at = NULL,
+       updated_at = clock_timestamp()
+  FROM jsonb_to_recordset(%(items)s::jsonb) AS input (
+       event_created_at timestamptz, event_id uuid, target text, replay bigint)
+ WHERE d.event_created_at = input.event_created_at
+   AND d.worker = %(worker)s
+   AND d.event_id = input.event_id
+   AND d.target = input.target;
+
 -- name: take
 -- Rows seen before are run now: `done` by a transactional worker (in the effect's transaction), `claimed` by an external one.
 UPDATE event_delivery d
    SET state = %(state)s,
        attempts = CASE WHEN %(state)s = 'done' THEN input.attempt ELSE d.attempts END,
        claim = d.claim + 1,
+       replay = greatest(d.replay, input.replay),
        claimed_by = CASE WHEN %(state)s = 'claimed' THEN %(process)s::uuid END,
        next_attempt_at = NULL,
        finished_at = CASE WHEN %(state)s = 'done' THEN clock_timestamp() END,
@@ -64,7 +89,7 @@ UPDATE event_delivery d
        block_order = NULL,
        updated_at = clock_timestamp()
   FROM jsonb_to_recordset(%(items)s::jsonb) AS input (
-       i integer, event_created_at timestamptz, event_id uuid, target text, attempt smallint)
+       i integer, event_created_at timestamptz, event_id uuid, target text, attempt smallint, replay bigint)
  WHERE d.event_created_at = input.event_created_at
    AND d.worker = %(worker)s
    AND d.event_id = input.event_id
@@ -137,13 +162,14 @@ SELECT count(pg_advisory_xact_lock(hashtextextended('afluente targets ' || %(wor
   FROM (SELECT slot FROM unnest(%(slots)s::integer[]) AS slot ORDER BY slot) AS slots;
 
 -- name: known_targets
--- The targets that were fixed before.
+-- The targets that were fixed before. That there were none is no answer to a replay that asks again.
 SELECT input.i, array_agg(d.target ORDER BY d.target)
-  FROM jsonb_to_recordset(%(items)s::jsonb) AS input (i integer, event_created_at timestamptz, event_id uuid)
+  FROM jsonb_to_recordset(%(items)s::jsonb) AS input (i integer, event_created_at timestamptz, event_id uuid, again boolean)
   JOIN event_delivery d
     ON d.event_created_at = input.event_created_at
    AND d.worker = %(worker)s
    AND d.event_id = input.event_id
+ WHERE NOT (input.again AND d.state = 'skipped')
  GROUP BY input.i;
 
 -- name: fix_targets

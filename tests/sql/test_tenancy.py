@@ -19,6 +19,7 @@ NOT_TENANT_DATA = {
     "afluente.monthly_partitioned": "names of tables",
     "afluente.relay_lane": "who publishes",
     "afluente.relay_pause": "whether it publishes",
+    "afluente.relay_replay": "what a person asked to be replayed; at most the organizations' ids",
     "event_log_seal": "months",
     "worker_event_types": "the workers' subscriptions",
     "worker_process": "living processes",

@@ -70,6 +70,28 @@ def test_what_a_record_means_for_a_delivery_seen_before(row, its_mark, expected)
     assert decide(row, its_mark, NOW, ME) == expected
 
 
+@pytest.mark.parametrize(
+    ("row", "its_mark", "again", "expected"),
+    [
+        (ROW._replace(state="done", generation=4), None, 7, Run(1, 5, again=True)),
+        (ROW._replace(state="dead", buried=True), None, 7, Run(1, 1, again=True)),
+        (ROW._replace(state="done", replay=6), None, 7, Run(1, 1, again=True)),
+        # a second copy of the replay's record, and an older replay's
+        (ROW._replace(state="done", replay=7), None, 7, Duplicate()),
+        (ROW._replace(state="done", replay=8), None, 7, Duplicate()),
+        (ROW._replace(state="done"), None, 0, Duplicate()),
+        # what came of it has a generation, and obeys that
+        (ROW._replace(state="done"), mark(3), 7, Duplicate()),
+        # open ones run anyway; people's ones are theirs
+        (ROW, None, 7, ProduceAgain(3, 0, NOW, None, "E", "text")),
+        (ROW._replace(state="claimed", claimed_by=OTHER, owned=True), None, 7, Held()),
+        *((ROW._replace(state=state), None, 7, Duplicate()) for state in ("skipped", "discarded", "needs_review")),
+    ],
+)
+def test_a_replay_runs_what_is_over_once_more(row, its_mark, again, expected):
+    assert decide(row, its_mark, NOW, ME, again) == expected
+
+
 @pytest.fixture
 def item(database):
     organization = database.organization()
