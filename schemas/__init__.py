@@ -1,7 +1,7 @@
 """What an event is: its types, its bytes, its topics. Imports none of our other packages."""
 
 from schemas.codec import Encoded, decode, encode, headers, record, use_registry
-from schemas.envelope import Event, Row
+from schemas.envelope import Event, RawRow, Row
 from schemas.errors import DecodeError, EncodeError, SchemaError, UnknownSchemaError
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "EncodeError",
     "Encoded",
     "Event",
+    "RawRow",
     "Row",
     "SchemaError",
     "UnknownSchemaError",

@@ -5,7 +5,7 @@ from a topic equals the row it was made of: same ids, same microseconds, payload
 """
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from schemas.events.base import Payload
 
 FIRST_MAJOR = 1
+
+_POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class Row(NamedTuple):
@@ -27,6 +30,50 @@ class Row(NamedTuple):
     payload: bytes
     metadata: bytes
     created_at: datetime
+
+
+class RawRow(NamedTuple):
+    """A ``Row`` as Postgres gives it in binary form: all texts as UTF-8, ids as their text, ``created_at`` counted in
+    microseconds since 2000. For the relay: nothing is made of it that would only be written as bytes again."""
+
+    seq: int
+    id: bytes
+    organization_id: bytes
+    event_type: bytes
+    entity_kind: bytes
+    entity_id: bytes | None
+    payload: bytes
+    metadata: bytes
+    created_at: int
+
+    @classmethod
+    def of(cls, row: Row) -> "RawRow":
+        """The same row. Raises TypeError for a created_at without a time zone."""
+        return cls(
+            row.seq,
+            str(row.id).encode(),
+            str(row.organization_id).encode(),
+            row.event_type.encode(),
+            row.entity_kind.encode(),
+            None if row.entity_id is None else str(row.entity_id).encode(),
+            row.payload,
+            row.metadata,
+            (row.created_at - _POSTGRES_EPOCH) // _MICROSECOND,
+        )
+
+    def row(self) -> Row:
+        """The same row, for everybody else."""
+        return Row(
+            self.seq,
+            UUID(self.id.decode()),
+            UUID(self.organization_id.decode()),
+            self.event_type.decode(),
+            self.entity_kind.decode(),
+            None if self.entity_id is None else UUID(self.entity_id.decode()),
+            self.payload,
+            self.metadata,
+            _POSTGRES_EPOCH + timedelta(microseconds=self.created_at),
+        )
 
 
 @dataclass(slots=True)

@@ -10,19 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Write = Callable[[bytes, Mapping[str, Any]], bytes]
-"""(what stands before the payload, the payload) -> all of it. Any exception means: not by this way."""
+Write = Callable[[list[bytes], Mapping[str, Any]], bytes]
+"""(what stands before the payload, the payload) -> all of it; uses the list up. Any exception: not by this way."""
 
 Put = Callable[[Any, bytearray, dict[str, str], str], None]
 
 _NEVER_FLOATS = frozenset({"string", "boolean", "long"})
 
 
-def writer(kind: Mapping[str, Any], put: Callable[[Any], Put], lengths: list[bytes]) -> Write:
-    """The writer of payloads of the record `kind`. `put`: codec's way to write a type; `lengths[n]`: n in Avro."""
-    names: dict[str, Any] = {"L": lengths, "M": object(), "join": b"".join, "no": _no}
+def writer(kind: Mapping[str, Any], put: Callable[[Any], Put], lengths: list[bytes], present: list[bytes]) -> Write:
+    """The writer of payloads of the record `kind`. `put`: codec's way to write a type; `lengths[n]`: n in Avro;
+    `present[n]`: the same after the branch of T in ["null", T]."""
+    names: dict[str, Any] = {"L": lengths, "P": present, "M": object(), "join": b"".join, "no": _no}
     code = ["def write(front, value):"]
-    parts: list[str] = ["front"]
+    parts: list[str] = []
+    empty = "b'\\0'"  # the map of what nobody declared
     required, conditional = 0, False
     for number, field in enumerate(kind["fields"][:-1]):
         var, name, inner = f"v{number}", repr(field["name"]), field["type"]
@@ -36,27 +38,35 @@ def writer(kind: Mapping[str, Any], put: Callable[[Any], Put], lengths: list[byt
             code += [f"    {var} = value[{name}]", *(f"    {step}" for step in steps)]
             parts += pieces
             continue
-        # p: the branch of ["null", T], and T's bytes. Null where a field may be missing is not plain: it is kept apart.
-        branches = [] if free else [(f"{var} is None", "no()" if optional else f"p{number} = b'\\0'")]
+        # p: the branch of ["null", T], and T's bytes; those of a text are in its variable. Null where a field may be
+        # missing is not plain: it is kept apart.
+        nothing = f"p{number} = b'\\0'"
+        if inner == "string":
+            nothing += f"; {var} = b''"
+            steps.append(f"p{number} = P[len({var})]")
+            parts += [f"p{number}", var]
+        else:
+            steps.append(f"p{number} = b'\\2' + {' + '.join(pieces)}")
+            parts.append(f"p{number}")
+        branches = [] if free else [(f"{var} is None", "no()" if optional else nothing)]
         if optional:
             conditional = True
-            branches.insert(0, (f"{var} is M", f"p{number} = b'\\0'"))
+            branches.insert(0, (f"{var} is M", nothing))
             code.append(f"    {var} = value.get({name}, M)")
             steps = ["found += 1", *steps]
         else:
             required += 1
             code.append(f"    {var} = value[{name}]")
-        steps.append(f"p{number} = b'\\2' + {' + '.join(pieces)}")
         for place, (test, step) in enumerate(branches):
             code.append(f"    {'el' if place else ''}if {test}: {step}")
         if branches:
             code.append("    else:")
         code += [f"        {step}" if branches else f"    {step}" for step in steps]
-        parts.append(f"p{number}")
     if conditional:
         code.insert(1, f"    found = {required}")
     code.append(f"    if len(value) != {'found' if conditional else required}: no()")
-    code.append(f"    return join(({', '.join(parts)}, b'\\0'))")
+    code.append(f"    front += ({', '.join([*parts, empty])},)")
+    code.append("    return join(front)")
     exec("\n".join(code), names)
     made: Write = names["write"]
     return made

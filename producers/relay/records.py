@@ -12,13 +12,14 @@ event itself; headers `x-event-id`, `x-error-class`, `x-error-message` beside th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple, cast
 
 import orjson
 
 import schemas
-from schemas import Row
+from schemas import RawRow, Row, codec
 from schemas.topics import SPREAD, Topics, partition_of
 
 # Of a record batch around one record: 61 bytes of batch header, lengths and deltas of the record (73 measured without
@@ -38,8 +39,17 @@ class Record(NamedTuple):
     value: bytes
     headers: list[tuple[str, bytes]]
     partition: int
-    row: Row
+    made_of: Row | RawRow
     dead: bool = False
+
+    @property
+    def seq(self) -> int:
+        return self.made_of.seq
+
+    @property
+    def row(self) -> Row:
+        """What it was made of; not for every record, as of raw rows it is made when asked for."""
+        return self.made_of.row() if isinstance(self.made_of, RawRow) else self.made_of
 
     @property
     def size(self) -> int:
@@ -48,8 +58,11 @@ class Record(NamedTuple):
         return len(self.key) + len(self.value) + headers + BATCH_OVERHEAD
 
 
+_record = cast(Callable[[tuple[object, ...]], Record], partial(tuple.__new__, Record))  # with no Python frame
+
+
 def record_of(
-    row: Row,
+    row: Row | RawRow,
     topics: Topics,
     limits: Mapping[str, int],
     partitions: Mapping[str, int],
@@ -59,12 +72,13 @@ def record_of(
     if refused and (reason := refused.get(row.seq)) is not None:
         return dead_letter(row, topics, limits, "RefusedByBroker", reason)
     try:
-        topic = topics.event(row.event_type)
-        key, value, headers = schemas.record(row)
+        topic = topics.event(row.event_type.decode() if isinstance(row, RawRow) else row.event_type)
+        key, value, headers = codec.parts(row)
         partition = BY_KEY
         if SPREAD and (organization := key.decode()) in SPREAD:
-            partition = partition_of(organization, partitions[topic], row.entity_id)
-        record = Record(topic, key, value, headers, partition, row)
+            entity_id = row.row().entity_id if isinstance(row, RawRow) else row.entity_id
+            partition = partition_of(organization, partitions[topic], entity_id)
+        record = _record((topic, key, value, headers, partition, row, False))
     except MemoryError:
         raise
     except Exception as error:
@@ -76,8 +90,9 @@ def record_of(
     return record
 
 
-def dead_letter(row: Row, topics: Topics, limits: Mapping[str, int], error_class: str, reason: str) -> Record:
+def dead_letter(row: Row | RawRow, topics: Topics, limits: Mapping[str, int], error_class: str, reason: str) -> Record:
     """The dead letter of `row`, whole when it fits, else with a reference to the table."""
+    row = row.row() if isinstance(row, RawRow) else row
     reason = reason[:REASON_LENGTH].encode("utf-8", "replace").decode()
     topic, key = topics.relay_dead_letter, str(row.organization_id).encode()
     headers = [
