@@ -17,6 +17,7 @@ EVENTS: dict[str, str] = {
     "relay.session_lost": "Kafka or Postgres failed; the relay begins anew from the position in Kafka",
     "relay.postgres_away": "the lease cannot be renewed; publishing goes on as long as it can",
     "relay.commit_taken_back": "Kafka lost a transaction it had confirmed; its rows are published again",
+    "relay.transaction_ended": "a repair ended a transaction that a broker had left undecided, in one partition",
     "relay.partitions_made": "monthly partitions were made ahead",
     "relay.months_sealed": "months that are over and published are sealed",
     "relay.maintenance_failed": "partitions or seals could not be made; tried again in a few minutes",

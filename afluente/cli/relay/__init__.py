@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from afluente.cli.relay.pause import pause, resume
+from afluente.cli.relay.repair import repair
 from afluente.cli.relay.run import run
 from afluente.cli.relay.status import status
 
@@ -14,3 +15,4 @@ app.command()(run)
 app.command()(status)
 app.command()(pause)
 app.command()(resume)
+app.command()(repair)
