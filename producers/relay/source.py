@@ -20,13 +20,14 @@ from functools import partial
 from typing import Any, cast
 
 import psycopg
-from psycopg.types.numeric import Int8
+from psycopg.types.numeric import Int8, Int8BinaryLoader
+from psycopg.types.string import ByteaBinaryLoader
 
 import sql
 from afluente import postgres
 from producers.relay.errors import OnStandby
 from producers.relay.position import SLOTS, DatabaseIdentity, Entry, Head, Snapshot, holds
-from schemas import Row
+from schemas import RawRow
 
 # A Kafka transaction costs 2-10 ms whatever is in it, while the next chunk is made ready: larger ones gain nothing, and
 # two are in memory.
@@ -41,7 +42,8 @@ _SESSION = """
 SELECT set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
        set_config('jit', 'off', false), set_config('max_parallel_workers_per_gather', '0', false),
        set_config('plan_cache_mode', 'force_generic_plan', false), set_config('TimeZone', 'UTC', false),
-       set_config('statement_timeout', '60s', false), set_config('synchronous_commit', 'on', false)
+       set_config('statement_timeout', '60s', false), set_config('synchronous_commit', 'on', false),
+       set_config('client_encoding', 'UTF8', false)
 """
 _UNPREPARED = 10**9  # psycopg prepares what it has seen more often; only the poll is to be prepared
 
@@ -67,7 +69,7 @@ class Facts:
 class Chunk:
     """`rows` in the order of seq, and the entry that holds once they are published."""
 
-    rows: Sequence[Row]
+    rows: Sequence[RawRow]
     after: Entry
 
 
@@ -100,11 +102,15 @@ class Source:
     def __init__(
         self, url: str, *, chunk_rows: int = CHUNK_ROWS, chunk_bytes: int = CHUNK_BYTES, poll_rows: int = POLL_ROWS
     ) -> None:
-        self._chunk_rows, self._chunk_bytes, self._poll_rows = chunk_rows, chunk_bytes, min(poll_rows, chunk_rows)
+        self._most_rows, self._most_bytes, self._poll_rows = chunk_rows, chunk_bytes, min(poll_rows, chunk_rows)
+        self.share(1)
         self._lock = threading.Lock()
         self._conn = postgres.connect(url, application_name="afluente-relay", autocommit=True)
         try:
             self._conn.prepare_threshold = _UNPREPARED
+            # Rows are read in binary form, and nothing else is: texts as their bytes, moments as the number they are.
+            self._conn.adapters.register_loader("text", ByteaBinaryLoader)
+            self._conn.adapters.register_loader("timestamptz", Int8BinaryLoader)
             self._conn.execute(_SESSION)
             self._since = "-infinity"
         except BaseException:
@@ -113,6 +119,11 @@ class Source:
 
     def close(self) -> None:
         self._conn.close()
+
+    def share(self, entries: int) -> None:
+        """So many entries are read in turns: together their chunks are to be as large as one."""
+        self._chunk_rows = max(1, self._most_rows // entries)
+        self._chunk_bytes = self._most_bytes // entries
 
     def facts(self) -> Facts:
         """Raises OnStandby on one."""
@@ -139,7 +150,7 @@ class Source:
         """
         wanted = min(rows or self._chunk_rows, self._chunk_rows)
         first = min(self._poll_rows, wanted)
-        found: list[Row] = []
+        found: list[RawRow] = []
         if entry.window is None:
             if entry.everyone and head is None:
                 head, found = self._poll(entry, first)
@@ -192,20 +203,20 @@ class Source:
         with self._lock:
             self._conn.execute(_query("mark_claimed"), {"name": lane, "cluster_id": cluster_id})
 
-    def _poll(self, entry: Entry, rows: int) -> tuple[Head, list[Row]]:
+    def _poll(self, entry: Entry, rows: int) -> tuple[Head, list[RawRow]]:
         head, found = None, []
         with self._lock:
             cursor = self._conn.cursor(binary=True, row_factory=_row_factory)
             cursor.execute(_query("poll"), {**self._place(entry), "rows": Int8(rows)}, prepare=True)
             for row in cursor:
                 if row.seq is None:
-                    head = Head(Snapshot.parse(row.event_type), int(row.entity_kind))
+                    head = Head(Snapshot.parse(row.event_type.decode()), int(row.entity_kind))
                 else:
                     found.append(row)
         assert head is not None
         return head, found
 
-    def _glance(self, entry: Entry, rows: int) -> list[Row]:
+    def _glance(self, entry: Entry, rows: int) -> list[RawRow]:
         """The first rows of a window: few, mostly none, so by a prepared statement."""
         query, place = self._page_query(entry, rows)
         with self._lock:
@@ -213,7 +224,7 @@ class Source:
                 self._conn.cursor(binary=True, row_factory=_row_factory).execute(query, place, prepare=True).fetchall()
             )
 
-    def _page(self, entry: Entry, rows: int) -> Generator[Row, None, None]:
+    def _page(self, entry: Entry, rows: int) -> Generator[RawRow, None, None]:
         query, place = self._page_query(entry, rows)
         cursor = self._conn.cursor(row_factory=_row_factory)
         yield from cursor.stream(query, place, binary=True, size=FETCH_ROWS)
@@ -263,10 +274,11 @@ def ensure_partitions(conn: psycopg.Connection[Any]) -> int:
     return cast(int, row[0])
 
 
-_make_row = cast(Callable[[Sequence[Any]], Row], partial(tuple.__new__, Row))  # as _make does, without a Python frame
+# As RawRow._make does, without a Python frame.
+_make_row = cast(Callable[[Sequence[Any]], RawRow], partial(tuple.__new__, RawRow))
 
 
-def _row_factory(cursor: psycopg.Cursor[Any]) -> Callable[[Sequence[Any]], Row]:
+def _row_factory(cursor: psycopg.Cursor[Any]) -> Callable[[Sequence[Any]], RawRow]:
     return _make_row
 
 

@@ -6,18 +6,19 @@
 -- What would let the planner walk along the index on seq from the very first row is written so that it cannot: `seq + 0`
 -- in the first, and in the second pairs in place of `tx_id = x`, which only the index on both columns puts in order.
 -- Where it says `scope`, source.py puts which organizations are meant, when it is not all of them.
--- JSON leaves as bytes: nobody makes a string of it on the way to the encoder.
+-- Ids and JSON leave as text, which the reader takes as the bytes that it is: nobody makes a string, or a UUID, of it on
+-- the way to the encoder. The columns are those of schemas.RawRow.
 
 -- name: poll
 -- One row with this statement's snapshot (event_type) and the highest seq there is (entity_kind), its own seq NULL; and the
 -- window's first rows. Ids at or above the snapshot's xmax have not ended, so the first probe stops there.
-SELECT NULL::bigint AS seq, NULL::uuid AS id, NULL::uuid AS organization_id,
+SELECT NULL::bigint AS seq, NULL::text AS id, NULL::text AS organization_id,
        pg_current_snapshot()::text AS event_type,
        COALESCE((SELECT e.seq FROM event_log e WHERE e.created_at >= %(since)s::timestamptz ORDER BY e.seq DESC LIMIT 1), 0)::text AS entity_kind,
-       NULL::uuid AS entity_id, NULL::bytea AS payload, NULL::bytea AS metadata, NULL::timestamptz AS created_at
+       NULL::text AS entity_id, NULL::text AS payload, NULL::text AS metadata, NULL::timestamptz AS created_at
 UNION ALL
-SELECT w.seq, w.id, w.organization_id, w.event_type, w.entity_kind, w.entity_id,
-       convert_to(w.payload::text, 'UTF8'), convert_to(w.metadata::text, 'UTF8'), w.created_at
+SELECT w.seq, w.id::text, w.organization_id::text, w.event_type, w.entity_kind, w.entity_id::text, w.payload::text,
+       w.metadata::text, w.created_at
   FROM (SELECT u.*
           FROM ((SELECT e.seq, e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.created_at
                    FROM event_log e
@@ -56,8 +57,8 @@ SELECT pg_current_snapshot()::text,
 
 -- name: page
 -- The next rows of an open window of which `last` is published. What s2 shows is committed, now and for ever.
-SELECT w.seq, w.id, w.organization_id, w.event_type, w.entity_kind, w.entity_id,
-       convert_to(w.payload::text, 'UTF8') AS payload, convert_to(w.metadata::text, 'UTF8') AS metadata, w.created_at
+SELECT w.seq, w.id::text, w.organization_id::text, w.event_type, w.entity_kind, w.entity_id::text, w.payload::text,
+       w.metadata::text, w.created_at
   FROM (SELECT u.*
           FROM ((SELECT e.seq, e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.created_at
                    FROM event_log e
@@ -98,8 +99,8 @@ SELECT w.seq, w.id, w.organization_id, w.event_type, w.entity_kind, w.entity_id,
 
 -- name: tail
 -- `page` once `last` has passed t1, which is nearly all of a backlog: one walk along seq, nothing to sort.
-SELECT e.seq, e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id,
-       convert_to(e.payload::text, 'UTF8') AS payload, convert_to(e.metadata::text, 'UTF8') AS metadata, e.created_at
+SELECT e.seq, e.id::text, e.organization_id::text, e.event_type, e.entity_kind, e.entity_id::text, e.payload::text,
+       e.metadata::text, e.created_at
   FROM event_log e
  WHERE e.created_at >= %(since)s::timestamptz
    AND e.seq > %(last)s

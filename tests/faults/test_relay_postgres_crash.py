@@ -86,7 +86,7 @@ class Following:
             chunk = source.chunk(self.entry, rows=rows)
         finally:
             source.close()
-        self.ids += [row.id for row in chunk.rows]
+        self.ids += [row.row().id for row in chunk.rows]
         self._text = Position(IDENTITY, (chunk.after,)).format()
         return chunk
 

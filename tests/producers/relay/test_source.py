@@ -22,7 +22,7 @@ def read_all(source, entry, **options):
         chunk = source.chunk(entry, **options)
         if not chunk.rows and entry.window is None:
             return rows, chunk.after, sizes
-        rows += chunk.rows
+        rows += [row.row() for row in chunk.rows]
         sizes.append(len(chunk.rows))
         entry = chunk.after
 
@@ -81,7 +81,7 @@ def test_a_window_interrupted_anywhere_goes_on_where_it_was(database, writers, s
     writers.commit(40, writers.organizations[2])
     seen = []
     while (chunk := source.chunk(entry, rows=4)).rows:
-        seen += [row.id for row in chunk.rows]
+        seen += [row.row().id for row in chunk.rows]
         entry = chunk.after
         if len(seen) < 30:
             writers.commit(1, writers.organizations[3])
