@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import itertools
 import os
 import re
 import sys
@@ -16,10 +14,13 @@ import typer
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
 from afluente.cli.registry import use_registry
-from afluente.errors import AfluenteError
+from afluente.cli.who import who
+from afluente.errors import AfluenteError, Unavailable
 
 if TYPE_CHECKING:
-    from consumers.dead_letters import Filter, Letter, Outcome, Undecodable
+    from consumers.dead_letters import Filter, Letter, Outcome, RelayLetter, Undecodable
+
+    AnyLetter = Letter | Undecodable | RelayLetter
 
 app = typer.Typer(help="List, show, retry and discard dead letters.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -36,6 +37,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, help="at most so many")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show what would be done, do nothing")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 Reason = Annotated[str, typer.Option("--reason", help="why, for the audit log")]
+OfRelay = Annotated[bool, typer.Option("--relay", help="rows the relay could not publish, instead")]
 
 _RELAY_TIMEOUT_S = 3.0  # the list of the workers' letters is there without Kafka
 _COLUMNS = ("id", "event_type", "attempts", "error", "dead_at")
@@ -57,9 +59,12 @@ def list_(
     since: Since = None,
     until: Until = None,
     state: Annotated[
-        list[str] | None, typer.Option("--state", help="dead, needs_review, discarded; repeatable")
+        list[str] | None,
+        typer.Option(
+            "--state", help="dead, needs_review, discarded; of the relay also requested, published, gone; repeatable"
+        ),
     ] = None,
-    relay: Annotated[bool, typer.Option("--relay", help="rows the relay could not publish, instead")] = False,
+    relay: OfRelay = False,
     limit: Limit = 100,
     format: FormatOption = Format.text,
 ) -> None:
@@ -67,7 +72,8 @@ def list_(
 
     JSON keys: id, kind (delivery, undecodable, relay), worker, event_id, target, organization_id, event_type, state,
     attempts, generation, error_class, error, first_failure_at, dead_at, origin {topic, partition, offset},
-    dead_letter {partition, offset}.
+    dead_letter {partition, offset}; of the relay also decision {id, state, by, at, reason, answered_at, outcome}.
+    The relay's that are not settled: dead, requested (it is to publish them again), gone (it could not: no row).
 
     \b
     Examples:
@@ -79,17 +85,22 @@ def list_(
     from afluente.settings import KafkaSettings
     from consumers import dead_letters
 
-    if relay:
-        rows = [_relay_row(letter) for letter in dead_letters.relay_letters(KafkaSettings.read(os.environ), limit)]
-    else:
-        with _connect() as conn:
-            wanted = _filter(conn, worker, event_type, entity_kind, org, error, since, until, limit)
+    relay = relay or worker == dead_letters.relay.WORKER
+    with _connect() as conn:
+        wanted = _filter(conn, worker, event_type, entity_kind, org, error, since, until, limit)
+        if relay:
+            wanted = replace(wanted, worker=None)
+            states = tuple(state or dead_letters.relay.OPEN)
+            found = dead_letters.relay.find(conn, KafkaSettings.read(os.environ), wanted, states=states)
+            rows = [_relay_row(letter) for letter in found]
+        else:
             if state:
                 wanted = replace(wanted, states=tuple(state))
             rows = [_row(letter) for letter in dead_letters.find(conn, wanted)]
             rows += [_row(letter) for letter in dead_letters.find_undecodable(conn, wanted)]
-        rows = sorted(rows, key=lambda row: row["dead_at"], reverse=True)[:limit]
-    show(_short(rows) if format == Format.text else rows, format, _COLUMNS if format == Format.text else None)
+            rows = sorted(rows, key=lambda row: row["dead_at"], reverse=True)[:limit]
+    columns = (*_COLUMNS, "state") if relay else _COLUMNS
+    show(_short(rows) if format == Format.text else rows, format, columns if format == Format.text else None)
     more = ""
     if not (relay or state or worker or event_type or entity_kind or org or error or since or until) and (
         of_the_relay := _of_the_relay()
@@ -100,8 +111,7 @@ def list_(
         raise typer.Exit(Exit.FOUND)
     limited = " (the limit)" if len(rows) == limit else ""
     say(f"{len(rows)} dead letter{'s' if len(rows) > 1 else ''}{limited}{more}")
-    if not relay:
-        say(f"next: afluente dlq show {rows[0]['id']}")
+    say(f"next: afluente dlq show {rows[0]['id']}")
 
 
 @app.command("show")
@@ -111,12 +121,12 @@ def show_(
 ) -> None:
     """Show one dead letter with its event, or with its bytes when they are no event.
 
-    JSON keys: those of `list`, and headers, event {…} or value_hex.
+    JSON keys: those of `list`, and headers, event {…} or value_hex; of the relay's the row {…} or null, and decisions.
 
     \b
     Examples:
       afluente dlq show webhook-normalize-worker:0199c0de-0000-7000-8000-000000000000
-      afluente dlq show 0199c0de-0000-7000-8000-000000000000 --format json
+      afluente dlq show relay@relay.dead-letter/0/12 --format json
     """
     import schemas
     from afluente.settings import KafkaSettings
@@ -127,6 +137,9 @@ def show_(
         letters = _named(conn, [id], None)
         rows = []
         for letter in letters:
+            if isinstance(letter, dead_letters.RelayLetter):
+                rows.append(_shown_of_relay(conn, letter))
+                continue
             row = _row(letter)
             record = dead_letters.record_of(KafkaSettings.read(os.environ), conn, letter)
             row["headers"] = {
@@ -148,8 +161,27 @@ def show_(
     say(f"next: afluente dlq retry {rows[0]['id']} --dry-run")
 
 
+def _shown_of_relay(conn: Any, letter: RelayLetter) -> dict[str, Any]:
+    from afluente.settings import KafkaSettings
+    from consumers import dead_letters
+
+    settings = KafkaSettings.read(os.environ)
+    return _relay_row(letter) | {
+        "row": dead_letters.relay.value_of(settings, letter).get("row"),
+        "decisions": dead_letters.relay.history_of(conn, settings, letter),
+    }
+
+
 def _print(row: dict[str, Any]) -> None:
     """One letter for a person to read: what happened, each header on a line, the event as JSON."""
+    if row["kind"] == "relay":
+        show({name: value for name, value in row.items() if name not in ("row", "decisions", "decision")})
+        print("\ndecisions")
+        show(row["decisions"], columns=["state", "by", "at", "reason", "outcome"])
+        print("\nrow" if row["row"] is not None else "\nthe letter holds no row, only where it is: in event_log")
+        if row["row"] is not None:
+            show(row["row"], Format.json)
+        return
     event, headers = row["event"], row["headers"]
     show({name: value for name, value in row.items() if name not in ("event", "headers", "value_hex")})
     print("\nheaders")
@@ -166,12 +198,13 @@ def _print(row: dict[str, Any]) -> None:
 
 
 def _of_the_relay(limit: int = 1000) -> str:
-    """How many rows the relay could not publish; '' for none, or when Kafka does not say it soon."""
+    """How many letters of the relay are not settled; '' for none, or when Kafka does not say it soon."""
     from confluent_kafka import KafkaException
 
     from afluente import kafka
-    from afluente.errors import SettingsError, Unavailable
+    from afluente.errors import SettingsError
     from afluente.settings import KafkaSettings
+    from consumers.dead_letters import Filter, relay
     from schemas.topics import Topics
 
     try:
@@ -179,7 +212,8 @@ def _of_the_relay(limit: int = 1000) -> str:
         topic = Topics(settings.topic_prefix).relay_dead_letter
         if topic not in kafka.admin(settings).list_topics(timeout=_RELAY_TIMEOUT_S).topics:
             return ""
-        count = sum(1 for _ in itertools.islice(kafka.read_topic(settings, topic, stall_s=_RELAY_TIMEOUT_S), limit))
+        with _connect() as conn:
+            count = len(relay.find(conn, settings, Filter(limit=limit), stall_s=_RELAY_TIMEOUT_S))
     except (SettingsError, Unavailable, KafkaException):
         return ""
     return "" if not count else f"{count:,}" if count < limit else f"{limit:,} or more"
@@ -195,6 +229,7 @@ def retry(
     error: Error = None,
     since: Since = None,
     until: Until = None,
+    relay: OfRelay = False,
     all_: All = False,
     limit: Limit = 10_000,
     dry_run: DryRun = False,
@@ -204,6 +239,9 @@ def retry(
 ) -> None:
     """Give dead letters to the worker and target that failed, and to no one else; attempts count from 1 again.
 
+    Those of the relay are published again, once, with today's code and limits: by the relay, within a second when it
+    runs. A row that fails again is a dead letter again.
+
     Exit status: 3 when nothing matched, 5 when some could not be given (see `failed`). JSON keys: action, applied,
     count, organizations, workers, ids, failed [{id, error}].
 
@@ -211,19 +249,23 @@ def retry(
     Examples:
       afluente dlq retry --worker webhook-dispatch-worker --since 2h --dry-run
       afluente dlq retry --worker webhook-dispatch-worker --error 503 --reason "receiver is back" --yes
+      afluente dlq retry --relay --event-type lead.created --reason "schema mended"
     """
     from afluente.settings import KafkaSettings
     from consumers import dead_letters
 
     with _connect(autocommit=True) as conn:
         wanted = _filter(conn, worker, event_type, entity_kind, org, error, since, until, limit)
-        letters = _choose(conn, ids, wanted, all_)
+        letters = _choose(conn, ids, wanted, all_, relay)
         _agree("retry", letters, dry_run, yes)
         outcome = None
         if not dry_run:
             settings = KafkaSettings.read(os.environ)
             now = datetime.now(UTC)
-            outcome = dead_letters.reprocess(conn, settings, letters, actor=_actor(), reason=reason, now=now)
+            of_workers, of_relay = _divided(letters)
+            outcome = dead_letters.reprocess(conn, settings, of_workers, actor=who(), reason=reason, now=now)
+            asked = dead_letters.relay.retry(conn, settings, of_relay, actor=who(), reason=reason)
+            outcome.done, outcome.failed = outcome.done + asked.done, outcome.failed + asked.failed
     _report("retry", letters, outcome, reason, format)
 
 
@@ -237,6 +279,7 @@ def discard(
     error: Error = None,
     since: Since = None,
     until: Until = None,
+    relay: OfRelay = False,
     all_: All = False,
     limit: Limit = 10_000,
     dry_run: DryRun = False,
@@ -253,13 +296,21 @@ def discard(
       afluente dlq discard webhook-normalize-worker:0199c0de-0000-7000-8000-000000000000 --reason "test data"
       afluente dlq discard --worker webhook-dispatch-worker --until 30d --yes --reason "too old to matter"
     """
+    from afluente.settings import KafkaSettings
     from consumers import dead_letters
 
     with _connect(autocommit=True) as conn:
         wanted = _filter(conn, worker, event_type, entity_kind, org, error, since, until, limit)
-        letters = _choose(conn, ids, wanted, all_)
+        letters = _choose(conn, ids, wanted, all_, relay)
         _agree("discard", letters, dry_run, yes)
-        outcome = None if dry_run else dead_letters.discard(conn, letters, actor=_actor(), reason=reason)
+        outcome = None
+        if not dry_run:
+            of_workers, of_relay = _divided(letters)
+            outcome = dead_letters.discard(conn, of_workers, actor=who(), reason=reason)
+            if of_relay:
+                settings = KafkaSettings.read(os.environ)
+                noted = dead_letters.relay.discard(conn, settings, of_relay, actor=who(), reason=reason)
+                outcome.done, outcome.failed = outcome.done + noted.done, outcome.failed + noted.failed
     _report("discard", letters, outcome, reason, format)
 
 
@@ -322,34 +373,53 @@ def _uuid(text: str, what: str) -> UUID:
         raise typer.BadParameter(f"{what}: {text!r} is not an id") from None
 
 
-def _choose(conn: Any, ids: list[str] | None, wanted: Filter, all_: bool) -> list[Letter | Undecodable]:
-    """The letters named, or those that the filters find. Everything there is must be asked for with --all."""
+def _choose(conn: Any, ids: list[str] | None, wanted: Filter, all_: bool, relay: bool) -> list[AnyLetter]:
+    """The letters named, or those that the filters find. Everything there is must be asked for with --all: every
+    letter of workers, or with --relay of the relay."""
+    from dataclasses import replace
+
+    from afluente.settings import KafkaSettings
     from consumers import dead_letters
 
+    if wanted.worker == dead_letters.relay.WORKER:
+        relay, wanted = True, replace(wanted, worker=None)
+        all_ = all_ or (not wanted.about_events and not any((wanted.error, wanted.since, wanted.until)))
     filtered = wanted.about_events or any((wanted.worker, wanted.error, wanted.since, wanted.until))
     if ids and (filtered or all_):
         raise typer.BadParameter("give ids or filters, not both")
     if ids:
-        return _named(conn, ids, wanted.limit)
+        return _named(conn, ids, wanted.limit, relay)
     if not filtered and not all_:
         raise typer.BadParameter("say which: ids, filters, or --all")
-    found: list[Letter | Undecodable] = [*dead_letters.find(conn, wanted)]
-    found += dead_letters.find_undecodable(conn, wanted)
-    found = found[: wanted.limit]
+    found: list[AnyLetter]
+    if relay:
+        found = [*dead_letters.relay.find(conn, KafkaSettings.read(os.environ), wanted, states=("dead",))]
+    else:
+        found = [*dead_letters.find(conn, wanted), *dead_letters.find_undecodable(conn, wanted)]
+        found = found[: wanted.limit]
     if not found:
         say("no dead letter matches")
         raise typer.Exit(Exit.FOUND)
     return found
 
 
-def _named(conn: Any, ids: list[str], limit: int | None) -> list[Letter | Undecodable]:
+def _named(conn: Any, ids: list[str], limit: int | None, relay: bool = False) -> list[AnyLetter]:
+    """A bare event id means the letters of workers; when there are none, or with `relay`, the relay's."""
+    from afluente.settings import KafkaSettings
     from consumers import dead_letters
     from consumers.dead_letters import Filter
 
-    found: list[Letter | Undecodable] = []
+    def of_relay(wanted: Filter, place: tuple[int, int] | None = None) -> list[RelayLetter]:
+        settings = KafkaSettings.read(os.environ)
+        return dead_letters.relay.find(conn, settings, wanted, states=dead_letters.relay.ALL, place=place)
+
+    found: list[AnyLetter] = []
     for id in ids:
-        here: list[Letter | Undecodable]
-        if match := re.fullmatch(r"([a-z0-9-]+)@(.+)/(\d+)/(\d+)", id):
+        here: list[AnyLetter]
+        if match := re.fullmatch(r"relay@(.+)/(\d+)/(\d+)", id):
+            here = [*of_relay(Filter(), (int(match[2]), int(match[3])))]
+            here = [letter for letter in here if getattr(letter, "topic", None) == match[1]]
+        elif match := re.fullmatch(r"([a-z0-9-]+)@(.+)/(\d+)/(\d+)", id):
             place = (match[2], int(match[3]), int(match[4]))
             here = [*dead_letters.find_undecodable(conn, Filter(worker=match[1]), place)]
         elif ":" in id:
@@ -357,14 +427,31 @@ def _named(conn: Any, ids: list[str], limit: int | None) -> list[Letter | Undeco
             wanted = Filter(worker=worker, event_id=_uuid(event_id, "ID"), target=target)
             here = [*dead_letters.find(conn, wanted)]
         else:
-            here = [*dead_letters.find(conn, Filter(event_id=_uuid(id, "ID")))]
+            wanted = Filter(event_id=_uuid(id, "ID"))
+            here = [] if relay else [*dead_letters.find(conn, wanted)]
+            try:
+                here = here or [*of_relay(wanted)]
+            except Unavailable as error:
+                if relay:
+                    raise
+                say(str(error))
         if not here:
             raise UnknownLetter(f"no dead letter {id}", hint="afluente dlq list")
         found += here
     return found[:limit]
 
 
-def _agree(action: str, letters: list[Letter | Undecodable], dry_run: bool, yes: bool) -> None:
+def _divided(letters: list[AnyLetter]) -> tuple[list[Letter | Undecodable], list[RelayLetter]]:
+    """Those of workers, and those of the relay."""
+    from consumers.dead_letters import RelayLetter
+
+    return (
+        [letter for letter in letters if not isinstance(letter, RelayLetter)],
+        [letter for letter in letters if isinstance(letter, RelayLetter)],
+    )
+
+
+def _agree(action: str, letters: list[AnyLetter], dry_run: bool, yes: bool) -> None:
     """Ask, with the count and the target. Nobody there to answer: exit 2, nothing done."""
     if dry_run or yes:
         return
@@ -386,9 +473,7 @@ def _agree(action: str, letters: list[Letter | Undecodable], dry_run: bool, yes:
         raise typer.Exit(Exit.FAILED)
 
 
-def _report(
-    action: str, letters: list[Letter | Undecodable], outcome: Outcome | None, reason: str, format: Format
-) -> None:
+def _report(action: str, letters: list[AnyLetter], outcome: Outcome | None, reason: str, format: Format) -> None:
     failed = outcome.failed if outcome else []
     result = {
         "action": action,
@@ -406,19 +491,11 @@ def _report(
     elif failed:
         raise typer.Exit(Exit.PARTLY if outcome.done else Exit.FAILED)
     elif action == "retry":
-        say("next: afluente dlq list")
+        say("next: afluente dlq list" + " --relay" * (result["workers"] == ["relay"]))
 
 
-def _organizations(letters: list[Letter | Undecodable]) -> int:
+def _organizations(letters: list[AnyLetter]) -> int:
     return len({organization for letter in letters if (organization := getattr(letter, "organization_id", None))})
-
-
-def _actor() -> str:
-    """Who: the login of the machine."""
-    try:
-        return getpass.getuser()
-    except OSError:
-        return f"uid {os.getuid()}"
 
 
 def _row(letter: Letter | Undecodable) -> dict[str, Any]:
@@ -449,24 +526,25 @@ def _row(letter: Letter | Undecodable) -> dict[str, Any]:
     }
 
 
-def _relay_row(letter: dict[str, Any]) -> dict[str, Any]:
+def _relay_row(letter: RelayLetter) -> dict[str, Any]:
     return {
-        "id": f"relay@{letter['topic']}/{letter['partition']}/{letter['offset']}",
+        "id": letter.id,
         "kind": "relay",
-        "worker": "relay",
-        "event_id": letter.get("event_id"),
+        "worker": letter.worker,
+        "event_id": letter.event_id,
         "target": None,
-        "organization_id": letter.get("organization_id"),
-        "event_type": letter.get("event_type"),
-        "state": "dead",
-        "attempts": 0,
+        "organization_id": letter.organization_id,
+        "event_type": letter.event_type,
+        "state": letter.state,
+        "attempts": letter.attempts,
         "generation": 0,
-        "error_class": letter.get("error_class"),
-        "error": letter.get("reason"),
-        "first_failure_at": None,
-        "dead_at": letter.get("created_at"),
-        "origin": {"topic": letter["topic"], "partition": letter["partition"], "offset": letter["offset"]},
-        "dead_letter": {"partition": letter["partition"], "offset": letter["offset"]},
+        "error_class": letter.error_class,
+        "error": letter.error,
+        "first_failure_at": letter.first_failure_at,
+        "dead_at": letter.dead_at,
+        "origin": {"topic": letter.topic, "partition": letter.partition, "offset": letter.offset},
+        "dead_letter": {"partition": letter.partition, "offset": letter.offset},
+        "decision": letter.decision,
     }
 
 

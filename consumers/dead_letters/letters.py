@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-import orjson
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, KafkaException, TopicPartition
 from psycopg import Connection
 
@@ -148,28 +147,6 @@ def find_undecodable(
         },
     )
     return [Undecodable(*row) for row in rows]
-
-
-def relay_letters(settings: KafkaSettings, limit: int = 1000) -> list[dict[str, Any]]:
-    """Rows that the relay could not publish, from its own dead-letter topic, the newest first."""
-    topic = Topics(settings.topic_prefix).relay_dead_letter
-    found = []
-    for message in kafka.read_topic(settings, topic):
-        about = _about(message.value())
-        found.append({"topic": topic, "partition": message.partition(), "offset": message.offset(), **about})
-    found.sort(key=lambda letter: str(letter.get("created_at")), reverse=True)
-    return found[:limit]
-
-
-def _about(value: bytes | None) -> dict[str, Any]:
-    """What the relay says about a row; of what somebody else put there, that it is not the relay's."""
-    try:
-        about = orjson.loads(value or b"")
-        if isinstance(about, dict):
-            return about
-    except orjson.JSONDecodeError:
-        pass
-    return {"error_class": "Unreadable", "reason": "the record is not one that the relay writes"}
 
 
 def record_of(settings: KafkaSettings, conn: Connection[Any], letter: Letter | Undecodable) -> Record | None:
