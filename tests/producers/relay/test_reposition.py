@@ -1,0 +1,284 @@
+"""`afluente relay reposition`: whatever no longer fits, afterwards the topics hold each row of the table exactly once,
+and beside that only what was listed as lost.
+
+Every story: publish, break something, see the relay refuse and name the command, reposition, publish on.
+"""
+
+import json
+import uuid
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from confluent_kafka import TopicPartition
+from psycopg.conninfo import make_conninfo
+
+from afluente import kafka as clients
+from afluente.cli.exits import Exit
+from afluente.errors import NotAllowed, Refused
+from producers.relay.errors import PositionRefused
+from producers.relay.position import (
+    Closing,
+    DatabaseIdentity,
+    Entry,
+    Identity,
+    KafkaIdentity,
+    Position,
+    Snapshot,
+    Window,
+    lane_slots,
+)
+from producers.relay.reposition import Case, Options, Reposition
+from producers.relay.reposition.case import Place, diagnose, layout_of, positions_at, published_at_most
+from schemas.topics import POSITIONS_PARTITIONS
+from tests.fixtures.postgres import clone
+from tests.producers.relay.oracle import Reader, Writers, assert_exactly_once_in_order, event_id_of
+from tests.producers.relay.running import relay_of
+from tests.producers.relay.test_identity import recreate, run_until_it_ends
+
+FAULTS = ("before_commit", "after_commit", "lane_written", "before_sequence")
+
+
+@pytest.fixture
+def published(database, topics, writers, reader):
+    """Ten rows are published and the relay has ended."""
+    with relay_of(topics, database):
+        writers.commit(10)
+        reader.wait_for(10)
+    return reader
+
+
+def writers_of(database):
+    """Those of the database that this one was made from."""
+    writers = object.__new__(Writers)
+    writers.database = database
+    writers.organizations = [row[0] for row in database.execute("SELECT organization_id FROM probe ORDER BY 1")]
+    return writers
+
+
+def reposition(topics, database, **options):
+    return Reposition(topics.settings, database.url, Options(**options)).run()
+
+
+def counts(outcome):
+    found = outcome.comparison
+    return {"published": found.published, "to_publish": found.to_publish, "assumed": found.assumed, "lost": found.lost}
+
+
+def assert_refused(topics, database):
+    with pytest.raises(PositionRefused):  # HINT
+        run_until_it_ends(topics, database)
+
+
+def ids_in(database):
+    return {row[0] for row in database.execute("SELECT id FROM event_log")}
+
+
+def test_a_database_put_back_to_an_earlier_state(published, topics, database, postgres, tmp_path):
+    """A copy of the database as it was. What was published after that is listed, what was written to it goes out, and
+    an event that waits a second time is not published a second time."""
+    writers = writers_of(database)
+    organization = writers.organizations[0]
+    with database.connect() as conn:
+        later = datetime.now(UTC) + timedelta(hours=1)
+        (deferred,) = conn.execute(
+            "SELECT emit_event_for(%s, 'probe.deferred', 'contact', NULL, '{}', '{}', %s)", [organization, later]
+        ).fetchone()
+    database.close()
+    with clone(postgres, database.name) as earlier:
+        with relay_of(topics, database):
+            writers.commit(5)
+            database.execute("UPDATE deferred_event SET deliver_at = now()")
+            published.wait_for(16)
+        lost = ids_in(database) - ids_in(earlier) - {deferred}
+        again = writers_of(earlier)
+        again.commit(3)
+        again.commit(4, again.organizations[1])
+        assert_refused(topics, earlier)
+
+        seen = reposition(topics, earlier, lost_file=tmp_path / "lost")
+        assert seen.diagnosis.cases == (Case.OTHER_DATABASE, Case.EARLIER_STATE)[: len(seen.diagnosis.cases)]
+        assert counts(seen) == {"published": 10, "to_publish": 7, "assumed": 0, "lost": 5}
+        assert (seen.applied, seen.comparison.deferred) == (False, 1)
+        listed = [json.loads(line) for line in (tmp_path / "lost").read_text().splitlines()]
+        assert {uuid.UUID(line["event_id"]) for line in listed} == lost
+        assert sorted(line["seq"] for line in listed) == [11, 12, 13, 14, 15]
+        assert {(line["organization_id"], line["event_type"], line["topic"]) for line in listed} == {
+            (str(organization), "probe.counted", topics.event("probe.counted"))
+        }
+        assert_refused(topics, earlier)  # nothing was done
+
+        assert counts(reposition(topics, earlier, apply=True)) | {"published": 0} == counts(seen) | {"published": 0}
+        with relay_of(topics, earlier):
+            again.commit(2)
+            published.wait_for(16 + 9)
+        records = published.read_to_the_end()
+    assert len(records) == 25
+    assert len({event_id_of(record) for record in records}) == 25
+    seqs = [int(dict(record.headers())["seq"]) for record in records]
+    assert min(seqs[-2:]) > max(seqs[:16])  # the numbers of lost events are not given out again
+
+
+def test_topics_made_anew_get_what_the_table_has_and_a_killed_command_is_run_again(
+    published, topics, database, writers, processes, tmp_path
+):
+    recreate(topics, topics.event("probe.counted"), 6, {})
+    writers.commit(3)
+    assert_refused(topics, database)
+    for number, name in enumerate(FAULTS):
+        killed = processes.run(
+            "relay",
+            "reposition",
+            "--yes",
+            env={"AFLUENTE_FAULT": f"reposition.{name}:1", "AFLUENTE_FAULT_LOG": tmp_path / "faults"},
+        )
+        assert killed.returncode == -9, killed.stderr
+        assert len((tmp_path / "faults").read_text().splitlines()) == number + 1
+    done = processes.run("relay", "reposition", "--yes", "--format", "json")
+    assert done.returncode == Exit.DONE, done.stderr
+    outcome = json.loads(done.stdout)
+    assert outcome["applied"]
+    assert (outcome["rows"], outcome["to_publish"], outcome["lost"]) == (13, 13, 0)
+    with closing(Reader(topics)) as reader, relay_of(topics, database):
+        writers.commit(2, writers.organizations[1])
+        reader.wait_for(15)
+        assert_exactly_once_in_order(database, reader.read_to_the_end())
+
+
+def test_lost_positions_are_found_again_and_what_has_expired_is_not_published_again(
+    published, topics, database, writers, processes
+):
+    place = next(r for r in published.records)
+    topic, partition = place.topic(), place.partition()
+    asked = TopicPartition(topic, partition, place.offset() + 5)
+    admin = clients.admin(topics.settings)
+    (deleted,) = admin.delete_records([asked]).values()
+    assert deleted.result(20).low_watermark == place.offset() + 5
+    recreate(topics, topics.positions, POSITIONS_PARTITIONS, {"cleanup.policy": "compact"})
+    with database.connect() as held:
+        writers.emit(held, writers.organizations[1])  # open all the while
+        writers.commit(3)
+        assert_refused(topics, database)
+        seen = processes.run("relay", "reposition", "--format", "json")
+        assert seen.returncode == Exit.FOUND, seen.stderr
+        assert json.loads(seen.stdout)["cases"] == ["positions-lost"]
+        assert "nothing was done" in seen.stderr
+        outcome = reposition(topics, database, apply=True)
+        assert counts(outcome) == {"published": 5, "to_publish": 3, "assumed": 5, "lost": 0}
+        assert (outcome.layout, outcome.lanes) == (2, 1)
+        held.commit()
+    with relay_of(topics, database):
+        published.wait_for(14)
+    assert_exactly_once_in_order(database, published.read_to_the_end())
+    assert reposition(topics, database).diagnosis.cases == ()
+
+
+def test_since_decides_by_hand_what_is_published_again(published, topics, database, writers):
+    recreate(topics, topics.event("probe.counted"), 6, {})
+    border = datetime.now(UTC)
+    writers.commit(3)
+    outcome = reposition(topics, database, apply=True, since=border)
+    assert counts(outcome) == {"published": 0, "to_publish": 3, "assumed": 10, "lost": 0}
+    with closing(Reader(topics)) as reader, relay_of(topics, database):
+        reader.wait_for(3)
+        assert len(reader.read_to_the_end()) == 3
+
+
+def test_rows_of_a_sealed_month_are_published_again_and_the_month_stays_sealed(published, topics, database):
+    recreate(topics, topics.event("probe.counted"), 6, {})
+    database.execute(
+        "SELECT set_config('afluente.rewrite', 'erasure', true);"
+        "UPDATE event_log SET created_at = created_at - interval '1 month'"
+    )
+    database.execute("SELECT afluente.seal_event_log(pg_current_snapshot(), 10)")
+    database.execute("SELECT afluente.seal_event_log(pg_current_snapshot(), 10)")
+    assert database.execute("SELECT count(*) FROM event_log_seal WHERE sealed_at IS NOT NULL") != [(0,)]
+    reposition(topics, database, apply=True)
+    with closing(Reader(topics)) as reader, relay_of(topics, database):
+        reader.wait_for(10)
+        assert_exactly_once_in_order(database, reader.read_to_the_end())
+    sealed = database.execute("SELECT count(*) FROM pg_trigger WHERE tgname = 'sealed'")
+    assert sealed == database.execute("SELECT count(*) FROM event_log_seal WHERE sealed_at IS NOT NULL")
+
+
+def test_a_living_relay_another_database_and_another_login_are_refused(
+    published, topics, database, writers, postgres, template, processes, monkeypatch
+):
+    monkeypatch.setattr("producers.relay.reposition.mend.OWNED_FOR_S", 1.0)
+    with relay_of(topics, database):
+        writers.commit(1)
+        published.wait_for(11)
+        with pytest.raises(Refused, match="which lives"):
+            reposition(topics, database, apply=True)
+    with clone(postgres, template) as other:
+        Writers(other).commit(3)
+        with pytest.raises(Refused, match="not one is of a row that is here"):
+            reposition(topics, other, apply=True)
+    name = f"afluente_test_login_{uuid.uuid4().hex[:8]}"
+    with postgres.admin() as admin:
+        admin.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'x' IN ROLE afluente_worker")
+    try:
+        with pytest.raises(NotAllowed, match="does not own event_log"):
+            Reposition(topics.settings, make_conninfo(database.url, user=name, password="x")).run()
+    finally:
+        with postgres.admin() as admin:
+            admin.execute(f"DROP ROLE {name}")
+    assert len(published.read_to_the_end()) == 11
+
+
+NOW = Identity(DatabaseIdentity("2", 1, 5, "crm"), KafkaIdentity("k", {"a": "1", "b": "2"}))
+PLACE = Place(Snapshot.parse("90:95:92"), 70, reprocess_top=4)
+
+
+def position(**changes):
+    was = Identity(DatabaseIdentity("1", 1, 5, "crm"), KafkaIdentity("k", {"a": "1", "b": "1"}))
+    return replace(Position(was, (Entry(Snapshot(10, 10), 50, reprocessed=9),), number=7, instance="old"), **changes)
+
+
+def test_what_has_happened_is_said_in_cases_and_sentences():
+    found = diagnose([position()], NOW, 40, "k")
+    assert found.cases == (Case.OTHER_POSTGRES, Case.TOPICS_REMADE, Case.EARLIER_STATE)
+    assert len(found.reasons) == 3
+    assert diagnose([], NOW, 40, None).cases == (Case.NEVER_PUBLISHED,)
+    assert diagnose([], NOW, 40, "k").cases == (Case.POSITIONS_LOST,)
+    assert diagnose([], NOW, 40, "other").cases == (Case.OTHER_KAFKA,)
+    assert diagnose([position(identity=NOW)], NOW, 50, "k").cases == ()
+
+
+def test_lanes_keep_their_organizations_and_all_stand_at_the_place():
+    own = uuid.UUID(int=255)
+    (low, high), entry = (lane_slots(lane, 2) for lane in (0, 1)), Entry(Snapshot(10, 10), 50, reprocessed=9)
+    rest, alone = replace(entry, slots=high).split_off(own)
+    alone = replace(alone, reprocessed=2, window=Window(Snapshot(12, 12), 60, 55))
+    old = [
+        position(entries=(replace(entry, slots=low),), lanes=2),
+        position(entries=(rest, alone), lane=1, lanes=2, number=3),
+    ]
+    assert published_at_most(old) == 55
+    new = positions_at(PLACE, old, NOW, [1])
+    assert [(p.key, p.number, p.identity, p.closing) for p in new] == [
+        ("relay-1-1", 3, NOW, None),
+        ("relay-1-0", 7, NOW, None),
+    ]
+    entries = [entry for p in new for entry in p.entries]
+    assert {(e.s1, e.t1, e.window) for e in entries} == {(PLACE.s1, 70, None)}
+    assert {e.organization: e.reprocessed for e in entries} == {None: 4, own: 2}  # requests above 4 are gone
+
+
+def test_a_change_of_lanes_under_way_ends_in_a_layout_that_nobody_has_written_of():
+    old = [position(closing=Closing(2, 4))]
+    new = positions_at(PLACE, old, NOW, [1, 2])
+    assert [p.key for p in new] == [f"relay-3-{lane}" for lane in (3, 2, 1, 0)]
+    assert all((p.lanes, p.closing) == (4, None) for p in new)
+
+
+def test_lost_positions_become_one_lane_of_a_layout_above_any_known():
+    (new,) = positions_at(PLACE, [], NOW, [1, 4, 2])
+    assert (new.key, new.lanes, new.entries) == ("relay-5-0", 1, (Entry(PLACE.s1, 70, reprocessed=4),))
+    assert published_at_most([]) is None
+    assert (layout_of("t.relay-12-3", "t."), layout_of("relay-12-3", "t."), layout_of("u.t.relay-1-0", "t.")) == (
+        12,
+        None,
+        None,
+    )
