@@ -249,7 +249,34 @@ def _kafka(environment: Mapping[str, str]) -> Iterator[Finding]:
             )
         else:
             yield Finding("kafka.version", State.ok, f"{found.name} (metadata.version level {found.level})")
+    yield from _transactions(settings)
     yield from _topics(environment, admin, settings.topic_prefix)
+
+
+def _transactions(settings: Any) -> Iterator[Finding]:
+    from afluente.errors import AfluenteError, Refused
+    from producers.relay.repair import State as Open
+    from producers.relay.repair import find
+
+    try:
+        hanging = [item for item in find(settings) if item.state in (Open.hanging, Open.foreign)]
+    except Refused:
+        return  # a topic is missing, which is said under topics
+    except AfluenteError as error:
+        yield Finding("kafka.transactions", State.note, f"not known: {error}")
+        return
+    if not hanging:
+        yield Finding("kafka.transactions", State.ok, "none is left undecided")
+        return
+    by_others = all(item.state is Open.foreign for item in hanging)
+    yield Finding(
+        "kafka.transactions",
+        State.problem,
+        f"undecided for ever in {len(hanging)} place{'s'[: len(hanging) > 1]}, {hanging[0].place} from offset "
+        f"{hanging[0].start_offset} for one: readers of committed records stop there"
+        + (" (not of a relay)" if by_others else ", and the relay does not start"),
+        "afluente relay repair --any-producer" if by_others else "stop every relay, then: afluente relay repair",
+    )
 
 
 def _topics(environment: Mapping[str, str], admin: Any, prefix: str) -> Iterator[Finding]:
