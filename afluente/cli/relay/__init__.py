@@ -6,6 +6,7 @@ import typer
 
 from afluente.cli.relay.pause import pause, resume
 from afluente.cli.relay.repair import repair
+from afluente.cli.relay.reposition import reposition
 from afluente.cli.relay.run import run
 from afluente.cli.relay.status import status
 
@@ -16,3 +17,4 @@ app.command()(status)
 app.command()(pause)
 app.command()(resume)
 app.command()(repair)
+app.command()(reposition)
