@@ -29,9 +29,9 @@ from psycopg.rows import dict_row
 import schemas
 import sql
 from afluente import kafka, postgres
+from afluente.kafka.reading import TopicReader, committed_offsets, headers_of, retention
 from afluente.settings import KafkaSettings
 from afluente.verify.report import Check, Finding, Report
-from afluente.verify.topics import TopicReader, committed_offsets, headers_of, retention
 from schemas.topics import Topics
 
 CHECKS = ("published", "deliveries", "summaries")
