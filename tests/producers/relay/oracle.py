@@ -169,6 +169,8 @@ def assert_exactly_once_in_order(database, records):
     assert not (twice := [key for key, count in ids.items() if count > 1]), f"{len(twice)} twice: {twice[:5]}"
     versions = defaultdict(list)
     for record in sorted(records, key=lambda r: (r.topic(), r.partition(), r.offset())):
+        if record.topic().endswith("relay.dead-letter"):
+            continue  # a row that could not be published is there, and has no version to follow
         event = schemas.decode(record.value())
         if event.event_type == EVENT_TYPE:
             versions[event.organization_id].append(event.payload["version"])
