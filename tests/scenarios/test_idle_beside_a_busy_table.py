@@ -16,7 +16,7 @@ PIECE_MB = 10
 @pytest.mark.parametrize(
     ("idle_s", "megabytes"),
     [
-        pytest.param(0, 120, id="short"),
+        pytest.param(0, 70, id="short"),
         pytest.param(600, 1_000, id="long", marks=[pytest.mark.faults_long, pytest.mark.timeout(1_000)]),
     ],
 )

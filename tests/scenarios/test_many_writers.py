@@ -52,10 +52,8 @@ def test_rows_of_32_writers_go_out_without_a_notification_and_past_killed_connec
 
 @pytest.mark.faults_long
 @pytest.mark.timeout(600)
-def test_32_writers_at_80_percent_keep_their_rate_and_their_commits_with_the_relay_on(
-    database, topics, writers, reader
-):
-    """Alternating, 20 s each, three of each: offered 80 % of the saturated rate."""
+def test_32_writers_at_80_percent_keep_their_rate_with_the_relay_on(database, topics, writers, reader):
+    """Alternating, 10 s each, three of each; the commits' p99 too."""
     saturated, _ = load(database, writers, 5.0, None)
     off, on = [], []
     for _ in range(3):

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 import schemas
+from schemas.events.lead import Won
 from tests.producers.relay.running import relay_of
 
 MOMENTS = (
@@ -30,9 +31,10 @@ def test_microseconds_survive_from_the_row_to_the_consumer(database, topics, rea
     for record in records:
         event = schemas.decode(record.value())
         assert event.payload["won_at"] in MOMENTS
+        assert isinstance(event.data, Won)
         assert event.data.won_at == datetime.fromisoformat(event.payload["won_at"])
         assert event.created_at == created[event.id]
         assert datetime.fromisoformat(dict(record.headers())["ce_time"].decode()) == created[event.id]
-        kind, milliseconds = record.timestamp()
+        _, milliseconds = record.timestamp()
         assert datetime.fromtimestamp(milliseconds / 1000, UTC) >= created[event.id].replace(microsecond=0)
     assert {schemas.decode(record.value()).payload["won_at"] for record in records} == set(MOMENTS)
