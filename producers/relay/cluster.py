@@ -112,6 +112,13 @@ class Cluster:
     def peek_position(self, lane: int, key: str, heartbeat: Heartbeat) -> Position | None:
         """The newest position whether or not its transaction is ended: tells whose the lane is, not where it stands.
         Never waits for a transaction."""
+        return self._peek(lane, key, heartbeat)
+
+    def peek_layout(self, heartbeat: Heartbeat) -> Position | None:
+        """The newest position of lane 0 in whichever layout, as above: every layout has a lane 0."""
+        return self._peek(0, None, heartbeat)
+
+    def _peek(self, lane: int, key: str | None, heartbeat: Heartbeat) -> Position | None:
         consumer = self._open_consumer("read_uncommitted")
         try:
             return self._read(consumer, lane, key, heartbeat)
@@ -128,14 +135,15 @@ class Cluster:
             reconnect_backoff_max_ms=500,
         )
 
-    def _read(self, consumer: Consumer, lane: int, key: str, heartbeat: Heartbeat) -> Position | None:
+    def _read(self, consumer: Consumer, lane: int, key: str | None, heartbeat: Heartbeat) -> Position | None:
         place = TopicPartition(self._topics.positions, lane)
         (high,) = self._ends([place], IsolationLevel.READ_UNCOMMITTED).values()
         (low,) = self._ends([place], IsolationLevel.READ_UNCOMMITTED, OffsetSpec.earliest()).values()  # type: ignore[no-untyped-call]
         starts = dict.fromkeys(max(low, high - back) for back in (*LOOK_BACK, high))
         for start in starts if high > low else ():
             place.offset = start
-            if (value := _last_value(consumer, place, high, key.encode(), heartbeat)) is not None:
+            wanted = None if key is None else key.encode()
+            if (value := _last_value(consumer, place, high, wanted, heartbeat)) is not None:
                 return Position.parse(value)
         return None
 
@@ -166,8 +174,10 @@ class Cluster:
             raise
 
 
-def _last_value(consumer: Consumer, start: TopicPartition, high: int, key: bytes, heartbeat: Heartbeat) -> bytes | None:
-    """The value of the last record with `key` from `start` up to the offset `high`."""
+def _last_value(
+    consumer: Consumer, start: TopicPartition, high: int, key: bytes | None, heartbeat: Heartbeat
+) -> bytes | None:
+    """The value of the last record with `key` (None: with any) from `start` up to the offset `high`."""
     found: bytes | None = None
     deadline = time.monotonic() + READ_TIMEOUT_S
     consumer.assign([start])
@@ -183,7 +193,7 @@ def _last_value(consumer: Consumer, start: TopicPartition, high: int, key: bytes
                     )
                 continue
             if (error := record.error()) is None:
-                if record.key() == key:
+                if key is None or record.key() == key:
                     found = record.value()
             elif error.code() == KafkaError._PARTITION_EOF:
                 # The end of what is committed. Not yet ours while a transaction below `high` is open: then it comes

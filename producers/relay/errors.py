@@ -5,6 +5,7 @@
     ├── PositionRefused      the position belongs elsewhere, or is gone: nothing is published until a person decides
     ├── OnStandby            the Postgres we were sent to is no primary
     ├── UndecidedError       the broker left confirmed transactions undecided: repair before anything is published
+    ├── LanesChanged         the lane is of a layout that is over: begin anew with the present one
     ├── Superseded           another instance owns the lane now: this one ends (exit status 3)
     └── SessionLost          this producer is to be thrown away; a new session reads the position and goes on
 
@@ -56,9 +57,18 @@ class UndecidedError(RelayError):
         places = ", ".join(f"{topic}[{partition}] from offset {offset}" for topic, partition, offset in partitions)
         super().__init__(
             f"undecided transactions: {places}",
-            hint="stop every relay, then for each place, events first and relay.positions last: "
-            "kafka-transactions.sh abort --topic T --partition P --start-offset OFFSET",
+            hint="stop every relay, then: afluente relay repair",
         )
+
+
+class LanesChanged(RelayError):
+    """The layout is `layout` now, with so many `lanes`. Exit status 75: start again."""
+
+    exit_status = 75
+
+    def __init__(self, layout: int, lanes: int) -> None:
+        self.layout, self.lanes = layout, lanes
+        super().__init__(f"the relay has {lanes} lane{'s' * (lanes != 1)} now (layout {layout})")
 
 
 class Superseded(RelayError):

@@ -1,11 +1,12 @@
-"""The relay as a process: stands by, owns its lane, reads, publishes, and begins anew after whatever goes wrong.
+"""One lane's relay: stands by, owns the lane, reads, publishes, and begins anew after whatever goes wrong.
 
 What must stay true:
 - a round (one Kafka session with one Postgres connection) begins with the position read from Kafka and claimed, and
   ends with the first error of either side. What was in memory ends with it; only who we are and what we had confirmed
   is kept, to tell a rival from a time-out and to notice a commit that the broker took back;
 - nothing is published before identity, undecided transactions and the sequence were checked;
-- a stop is obeyed within 10 s, whatever is being waited for.
+- a stop is obeyed within 10 s, whatever is being waited for;
+- a lane that is closing publishes nothing: the change of lanes is completed, and the lane ends (LanesChanged).
 
 A fenced session looks the same whether the broker timed our transaction out or a rival started. The claim tells: each
 session's first transaction is the unchanged position with this instance's id. The last to have claimed never ends
@@ -34,14 +35,22 @@ from afluente.errors import Refused
 from afluente.settings import KafkaSettings
 from afluente.telemetry import get_logger, heartbeat, metrics
 from producers.relay import source as reading
-from producers.relay.ahead import Ahead
 from producers.relay.cluster import REQUEST_TIMEOUT_S, Cluster, ClusterFacts
-from producers.relay.errors import PositionError, PositionRefused, SessionLost, Superseded, UndecidedError
+from producers.relay.errors import (
+    LanesChanged,
+    PositionError,
+    PositionRefused,
+    SessionLost,
+    Superseded,
+    UndecidedError,
+)
+from producers.relay.lanes import LaneChange, Layout, current_layout, first_position
 from producers.relay.lease import Lease
-from producers.relay.position import ALL_SLOTS, LAYOUT, Entry, Identity, Position, lane_key
+from producers.relay.position import LAYOUT, Entry, Identity, Position, lane_key
 from producers.relay.publish import FENCED, REFUSED_RECORD, Report, Session, code_of
 from producers.relay.records import Record, record_of
-from producers.relay.source import Facts, Lane, Source, Waiting
+from producers.relay.source import Source, Waiting
+from producers.relay.turns import Turns
 from schemas.topics import Topics
 
 PAUSE_MIN_S, PAUSE_MAX_S, PAUSE_GROWTH = 0.001, 0.05, 1.25
@@ -69,8 +78,17 @@ class Options:
     chunk_bytes: int = reading.CHUNK_BYTES
 
 
+def instance_name() -> str:
+    """Who we are, in positions and leases: never the same twice."""
+    return f"{socket.gethostname()}-{getpid()}-{secrets.token_hex(3)}"
+
+
 class Relay:
-    """One lane's relay. `run` until `stop`; raises what a person must decide (Superseded, PositionRefused, ...)."""
+    """One lane's relay, in whichever layout there is when `run` begins.
+
+    `run` until `stop`; raises what a person must decide (Superseded, PositionRefused, ...), and LanesChanged when the
+    layout is over: then a new Relay is to be made for a lane of the new one, if it has this lane.
+    """
 
     def __init__(
         self,
@@ -84,13 +102,10 @@ class Relay:
         self._kafka_settings, self._postgres_url = kafka_settings, postgres_url
         self._options, self._clock, self._lane = options or Options(), clock or SystemClock(), lane
         self._topics = Topics(kafka_settings.topic_prefix)
-        self._key = lane_key(LAYOUT, lane)
-        self._name = kafka_settings.topic_prefix + self._key  # transactional ids have no prefix of their own
-        self.instance = f"{socket.gethostname()}-{getpid()}-{secrets.token_hex(3)}"
-        self._lease = Lease(postgres_url, self._name, self.instance)
+        self.instance = instance_name()
+        self._use(Layout())
         self._stop = threading.Event()
         self._stopped_at: float | None = None
-        self._tally = _Tally(self._name)
         # What outlives a round.
         self._claimed = False
         self._confirmed = 0  # number of our last transaction that Kafka confirmed
@@ -106,16 +121,48 @@ class Relay:
 
     def run(self) -> None:
         """Stand by, then publish until stopped."""
+        cluster = Cluster(self._kafka_settings, self._topics)
         try:
+            layout = self._find_layout(cluster)
+            if layout is None:
+                return
+            if self._lane >= layout.lanes:
+                raise Refused(
+                    f"there is no lane {self._lane}: the relay has {layout.lanes}, counted from 0",
+                    hint="afluente relay lanes N",
+                )
+            if layout != self._layout:
+                self._use(layout)
             if self._lease.acquire(self._stop, take_over=self._options.take_over):
-                self._rounds()
+                self._rounds(cluster)
         finally:
+            cluster.close()
             self._lease.release()
             self._tally.report()
             _log.info("relay.stopped", lane=self._name, instance=self.instance)
 
-    def _rounds(self) -> None:
-        cluster = Cluster(self._kafka_settings, self._topics)
+    def _use(self, layout: Layout) -> None:
+        self._layout = layout
+        self._key = lane_key(layout.number, self._lane)
+        self._name = self._kafka_settings.topic_prefix + self._key  # transactional ids have no prefix of their own
+        self._lease = Lease(self._postgres_url, self._name, self.instance)
+        self._tally = _Tally(self._name)
+
+    def _find_layout(self, cluster: Cluster) -> Layout | None:
+        """None when stopped first: Kafka may be away for long."""
+        while not self._stop.is_set():
+            heartbeat.beat()
+            try:
+                cluster.facts()  # says which topic is missing, and what to do
+                return current_layout(cluster, heartbeat.beat)
+            except (PositionError, Refused):
+                raise
+            except Exception as error:
+                _log.warning("relay.kafka_away", error=_words(error), again_in_s=ROUND_PAUSE_MAX_S)
+                self._stop.wait(ROUND_PAUSE_MAX_S)
+        return None
+
+    def _rounds(self, cluster: Cluster) -> None:
         background = _Background(self._postgres_url, cluster)
         pause = ROUND_PAUSE_MIN_S
         try:
@@ -124,7 +171,7 @@ class Relay:
                 confirmed = self._confirmed
                 try:
                     self._round(cluster, background)
-                except (Superseded, PositionRefused, UndecidedError, PositionError, Refused):
+                except (Superseded, LanesChanged, PositionRefused, UndecidedError, PositionError, Refused):
                     raise
                 except psycopg.ProgrammingError:
                     raise  # a missing table or right: trying again does not mend it
@@ -138,13 +185,12 @@ class Relay:
                     self._stop.wait(pause)
         finally:
             background.stop()
-            cluster.close()
 
     def _round(self, cluster: Cluster, background: _Background) -> None:
         """One session: 1. where are we, 2. fence, 3. all decided?, 4. position, 5. ours?, 6. claim, 7. publish."""
         self._heartbeat()
         session: Session | None = None
-        ahead: Ahead | None = None
+        turns: Turns | None = None
         source = Source(self._postgres_url, chunk_rows=self._options.chunk_rows, chunk_bytes=self._options.chunk_bytes)
         try:
             # 1
@@ -168,77 +214,78 @@ class Relay:
             # 3, 4
             cluster.require_decided(facts.partitions, self._heartbeat)
             found = self._read_position(cluster)
+            if found is None or found.closing is not None:
+                self._end_if_lanes_change(cluster, found)
             # 5
             if self._claimed:
                 self._require_ours(found)
             # Asked now: the one we fenced may have published rows that were not yet written at step 1.
-            position = self._usable(found, facts, source.facts(), source.lane(self._name))
+            position = self._usable(found, facts, source)
             # 6
             position = self._commit(session, position, position.entries, ())
             self._claimed, self._fenced = True, False
             source.mark_claimed(self._name, facts.identity.cluster_id)
-            entry = position.entries[0]
             _log.info(
                 "relay.ready",
                 lane=self._name,
                 instance=self.instance,
                 number=position.number,
-                window_open=entry.window is not None,
-                t1=entry.t1,
+                entries=len(position.entries),
+                window_open=any(entry.window is not None for entry in position.entries),
+                t1=min(entry.t1 for entry in position.entries),
             )
             # 7
             background.begin(facts)
-            source.leave_out_sealed([entry])
-            ahead = Ahead(
-                source, lambda row: record_of(row, self._topics, facts.limits, facts.partitions, self._refused)
+            source.leave_out_sealed(position.entries)
+            turns = Turns(
+                source,
+                lambda row: record_of(row, self._topics, facts.limits, facts.partitions, self._refused),
+                position.entries,
             )
-            self._publish(session, source, ahead, position, background)
+            self._publish(session, source, turns, position, background)
         finally:
             if session is not None:
                 session.discard()
-            if ahead is not None:
-                ahead.close()
+            if turns is not None:
+                turns.close()
             source.close()
 
     def _publish(
-        self, session: Session, source: Source, ahead: Ahead, position: Position, background: _Background
+        self, session: Session, source: Source, turns: Turns, position: Position, background: _Background
     ) -> None:
-        entry = position.entries[0]
         written_at = deferred_at = time.monotonic()
         pause = PAUSE_MIN_S
         while not self._stop.is_set():
             self._heartbeat()
             session.idle()
             if (now := time.monotonic()) - deferred_at >= DEFERRED_EVERY_S:
-                ahead.settle()
                 source.release_due()
                 deferred_at = now
-            if background.attend(entry):
-                ahead.settle()
-                source.leave_out_sealed([entry])
+            if background.attend(turns.entries):
+                source.leave_out_sealed(turns.entries)
 
             began, before = time.monotonic(), position
-            entry, position = self._publish_next(session, ahead, entry, position)
+            position = self._publish_next(session, turns, position)
             if position is not before:
                 written_at, pause, took = time.monotonic(), PAUSE_MIN_S, 0.0
             else:
                 took = time.monotonic() - began
                 pause = min(pause * PAUSE_GROWTH, PAUSE_MAX_S)
                 # What is empty needs no record: the position in memory has moved over nothing.
-                if entry != position.entries[0] and time.monotonic() - written_at >= IDLE_POSITION_EVERY_S:
-                    position = self._commit(session, position, (entry,), ())
+                if turns.entries != position.entries and time.monotonic() - written_at >= IDLE_POSITION_EVERY_S:
+                    position = self._commit(session, position, turns.entries, ())
                     written_at = time.monotonic()
             self._tally.report_every(REPORT_EVERY_S)
-            if entry.window is None:
+            if not turns.behind:
                 self._stop.wait(max(pause, min(took * POLL_SHARE, SLOW_PAUSE_MAX_S)))
 
-    def _publish_next(self, session: Session, ahead: Ahead, entry: Entry, position: Position) -> tuple[Entry, Position]:
-        """Publish the next chunk, if there is one. On its own, so that its rows go before others come."""
-        chunk = ahead.next(entry, rows=1 if self._one_by_one else None)
-        if not chunk.records:
-            return chunk.after, position
+    def _publish_next(self, session: Session, turns: Turns, position: Position) -> Position:
+        """Publish what is next, if there is something. On its own, so that its rows go before others come."""
+        records = turns.take(alone=self._one_by_one > 0)
+        if not records:
+            return position
         faults.point("relay.after_read")
-        return chunk.after, self._commit(session, position, (chunk.after,), chunk.records)
+        return self._commit(session, position, turns.entries, records)
 
     def _commit(
         self, session: Session, position: Position, entries: Sequence[Entry], records: Sequence[Record]
@@ -263,7 +310,7 @@ class Relay:
         return cluster.read_position(self._lane, self._key, self._heartbeat)
 
     def _require_ours(self, found: Position | None) -> None:
-        if found is not None and found.instance != self.instance:
+        if found is not None and found.instance != self.instance and found.closing is None:
             raise Superseded(self._name, found.instance)
 
     def _require_here(self, found: Position | None, now: Identity) -> None:
@@ -278,24 +325,38 @@ class Relay:
             "Another database needs an AFLUENTE_TOPIC_PREFIX of its own",
         )
 
-    def _usable(self, found: Position | None, facts: ClusterFacts, database: Facts, lane: Lane | None) -> Position:
+    def _end_if_lanes_change(self, cluster: Cluster, found: Position | None) -> None:
+        """Complete a change of lanes that left this lane closing, or not yet made: then raises LanesChanged."""
+        layout = current_layout(cluster, self._heartbeat) if found is not None else self._layout
+        if found is None and layout.number == LAYOUT:
+            return
+        if found is None or layout.number == found.layout:
+            change = LaneChange(
+                self._kafka_settings,
+                cluster,
+                self._postgres_url,
+                instance=self.instance,
+                clock=self._clock,
+                heartbeat=self._heartbeat,
+            )
+            done = change.complete(self._layout.number if found is not None else layout.number - 1)
+            if done is None:
+                return
+            layout = done
+        raise LanesChanged(layout.number, layout.lanes)
+
+    def _usable(self, found: Position | None, facts: ClusterFacts, source: Source) -> Position:
         """The position to go on from. PositionRefused when it does not belong here, or is gone."""
+        database = source.facts()
         now = Identity(database.identity, facts.identity)
         if found is None:
-            claimed_on = lane.claimed_on if lane is not None else None
-            if self._confirmed or claimed_on is not None:
-                raise PositionRefused(
-                    self._name,
-                    [f"there is none in {self._topics.positions}, but this lane has published to cluster {claimed_on}"],
-                    hint="to publish the whole table again, from its first row, to the Kafka cluster that is here: "
-                    f"DELETE FROM afluente.relay_lane WHERE name = '{self._name}'",
-                )
-            return Position(identity=now, lane=self._lane)
-        slots = [entry.slots for entry in found.entries]
-        if slots != [ALL_SLOTS] or (found.layout, found.lane) != (LAYOUT, self._lane):
-            raise PositionError("the position is of several lanes or entries: a newer version wrote it, run that one")
+            if self._confirmed or self._layout != Layout():
+                self._refuse(f"it is gone from {self._topics.positions}")
+            return first_position(self._topics, source, now)
+        if (found.layout, found.lane, found.lanes) != (self._layout.number, self._lane, self._layout.lanes):
+            raise PositionError(f"{self._name} holds the position of lane {found.lane} of layout {found.layout}")
         self._require_here(found, now)
-        if (top := found.entries[0].top) > database.last_seq:
+        if (top := max(entry.top for entry in found.entries)) > database.last_seq:
             self._refuse(
                 f"the sequence of event_log stands at {database.last_seq}, but rows up to {top} were seen: "
                 "the database was put back to an earlier state"
@@ -370,7 +431,7 @@ class _Background:
     def __init__(self, postgres_url: str, cluster: Cluster) -> None:
         self._url, self._cluster = postgres_url, cluster
         self._expected: ClusterFacts | None = None
-        self._entry: Entry | None = None
+        self._entries: Sequence[Entry] = ()
         self._maintained = threading.Event()
         self._changed: str | None = None
         self._stop = threading.Event()
@@ -382,9 +443,9 @@ class _Background:
         if not self._thread.is_alive() and not self._stop.is_set():
             self._thread.start()
 
-    def attend(self, entry: Entry) -> bool:
+    def attend(self, entries: Sequence[Entry]) -> bool:
         """Note the position; True when it is time to look which months are sealed. SessionLost: the cluster changed."""
-        self._entry = entry
+        self._entries = entries
         if self._changed is not None:
             raise SessionLost(f"the cluster is no longer as it was: {self._changed}")
         if self._maintained.is_set():
@@ -428,8 +489,8 @@ class _Background:
             with postgres.connect(self._url, application_name="afluente-relay-months", autocommit=True) as conn:
                 if partitions and (made := reading.ensure_partitions(conn)):
                     _log.info("relay.partitions_made", count=made)
-                entry = self._entry
-                if entry is not None and (sealed := reading.seal_months(conn, entry)):
+                settled = next((entry for entry in self._entries if entry.window is None), None)
+                if settled is not None and (sealed := reading.seal_months(conn, settled)):
                     _log.info("relay.months_sealed", count=sealed)
             self._maintained.set()
         except psycopg.Error as error:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, cast
+from uuid import UUID
 
 import psycopg
 from psycopg.types.numeric import Int8, Int8BinaryLoader
@@ -134,8 +135,8 @@ class Source:
 
     def leave_out_sealed(self, entries: Sequence[Entry]) -> None:
         """Read only the months that one of `entries` may still have rows in. Not doing so costs time, nothing else."""
-        xmin = min((entry.s1.xmin for entry in entries), default=0)
-        self._since = self._one("unsealed_since", xmin=str(xmin))[0]
+        xmin, t1 = min(entry.s1.xmin for entry in entries), min(entry.t1 for entry in entries)
+        self._since = self._one("unsealed_since", xmin=str(xmin), t1=t1)[0]
 
     def head(self) -> Head:
         """The present snapshot, and the highest seq it can show."""
@@ -180,10 +181,19 @@ class Source:
 
     def waiting(self, entry: Entry) -> Waiting:
         """How far behind `entry` is."""
+        found = self.lag(entry)
+        count = sum(rows for _, rows, _ in found)
+        return Waiting(min(count, COUNT_LIMIT), count >= COUNT_LIMIT, min((at for *_, at in found), default=None))
+
+    def lag(self, entry: Entry, rows: int = COUNT_LIMIT) -> list[tuple[UUID, int, datetime]]:
+        """The committed rows that `entry` leaves unpublished, by organization: how many, and when the oldest of them
+        was written. Of rows in order and of late ones `rows` are counted at most."""
         last = entry.window.last if entry.window is not None else 0
-        query, scope = _scoped("waiting", entry)
-        count, oldest = self._row(query, {**self._place(entry), **scope, "last": Int8(last), "rows": COUNT_LIMIT})
-        return Waiting(count, count >= COUNT_LIMIT, oldest)
+        query, scope = _scoped("lag", entry)
+        with self._lock:
+            return self._conn.execute(
+                query, {**self._place(entry), **scope, "last": Int8(last), "rows": rows}
+            ).fetchall()
 
     def release_due(self, rows: int = 1_000) -> int:
         """Move deferred events that are due into event_log; returns how many."""
@@ -198,6 +208,11 @@ class Source:
     def published_to(self, topic_prefix: str) -> str | None:
         """The Kafka cluster to which some lane of this prefix has published; None when none ever did."""
         return cast(str | None, self._one("published_to", prefix=topic_prefix)[0])
+
+    def owners(self, topic_prefix: str) -> list[str]:
+        """The instances that own a lane of this prefix and are alive, or were a few seconds ago."""
+        with self._lock:
+            return [row[0] for row in self._conn.execute(_query("owners"), {"prefix": topic_prefix})]
 
     def mark_claimed(self, lane: str, cluster_id: str) -> None:
         with self._lock:

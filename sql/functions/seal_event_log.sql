@@ -1,4 +1,4 @@
--- needs: 0003
+-- needs: 0011
 -- Called by the relay with its position (s1, t1): seals the months of event_log that are over and published, oldest first;
 -- returns how many. Two steps a month. First, a minute after its end, the boundary is noted: the minute covers an emission
 -- that had read the clock and not yet inserted. Then, once every transaction below the boundary has ended in s1 and no row
@@ -9,6 +9,7 @@ AS $$
 DECLARE
     _month       record;
     _unpublished boolean;
+    _last_seq    bigint;
     _sealed      integer := 0;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtext('afluente.seal_event_log')) THEN
@@ -49,10 +50,12 @@ BEGIN
         EXIT WHEN _unpublished;
         EXECUTE format('CREATE TRIGGER sealed BEFORE INSERT ON %s FOR EACH ROW EXECUTE FUNCTION afluente.refuse_sealed()',
                        _month.partition);
-        -- Whoever wrote into the month has ended: its id is under the present xmax. A lane that is behind, and one that
-        -- does not exist yet, read the month until their xmin is past that.
+        -- Whoever wrote into the month has ended: its id is under the present xmax. Lanes that are behind, and those that
+        -- do not exist yet, read the month until their xmin is past that, and their t1 past the month's last seq.
+        EXECUTE format('SELECT COALESCE(max(seq), 0) FROM %s', _month.partition) INTO _last_seq;
         UPDATE public.event_log_seal s
-           SET sealed_at = clock_timestamp(), boundary = greatest(s.boundary, pg_snapshot_xmax(pg_current_snapshot()))
+           SET sealed_at = clock_timestamp(), last_seq = _last_seq,
+               boundary = greatest(s.boundary, pg_snapshot_xmax(pg_current_snapshot()))
          WHERE s.month = _month.month;
         UPDATE afluente.monthly_partitioned m SET floor = _month.ends_at WHERE m.table_name = 'public.event_log'::regclass;
         _sealed := _sealed + 1;

@@ -5,7 +5,7 @@ DROP FUNCTION cancel_deferred(uuid);
 DROP FUNCTION cancel_deferred_for(uuid, uuid);
 DROP FUNCTION release_due_deferred(integer, timestamptz);
 DROP FUNCTION afluente.write_event(uuid, text, text, uuid, jsonb, jsonb, timestamptz);
-DROP FUNCTION afluente.seal_event_log(pg_snapshot, bigint);
+DROP FUNCTION IF EXISTS afluente.seal_event_log(pg_snapshot, bigint);
 DROP FUNCTION afluente.purge_idempotency(interval);
 DELETE FROM afluente.monthly_partitioned WHERE table_name = 'event_log'::regclass;
 DROP TABLE deferred_event, event_idempotency, event_log;

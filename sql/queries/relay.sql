@@ -110,39 +110,45 @@ SELECT e.seq, e.id::text, e.organization_id::text, e.event_type, e.entity_kind, 
  ORDER BY e.seq
  LIMIT %(rows)s;
 
--- name: waiting
--- How many committed rows a position leaves unpublished (counted up to `rows`), and when the oldest of them was written.
-SELECT count(*), min(w.created_at)
-  FROM (SELECT e.created_at
-          FROM event_log e
-         WHERE e.created_at >= %(since)s::timestamptz
-           AND e.tx_id >= %(xmax)s::xid8
-           AND e.seq <= %(t1)s
-           AND e.seq > %(last)s
-           /* scope */
+-- name: lag
+-- The committed rows that a position leaves unpublished, by organization, and when the oldest was written; of each of the
+-- three places up to `rows`.
+SELECT w.organization_id, count(*), min(w.created_at)
+  FROM ((SELECT e.organization_id, e.created_at
+           FROM event_log e
+          WHERE e.created_at >= %(since)s::timestamptz
+            AND e.tx_id >= %(xmax)s::xid8
+            AND e.seq <= %(t1)s
+            AND e.seq > %(last)s
+            /* scope */
+          LIMIT %(rows)s)
         UNION ALL
-        SELECT e.created_at
-          FROM event_log e
-         WHERE e.created_at >= %(since)s::timestamptz
-           AND e.tx_id = ANY (%(xip)s::xid8[])
-           AND e.seq <= %(t1)s
-           AND e.seq > %(last)s
-           /* scope */
+        (SELECT e.organization_id, e.created_at
+           FROM event_log e
+          WHERE e.created_at >= %(since)s::timestamptz
+            AND e.tx_id = ANY (%(xip)s::xid8[])
+            AND e.seq <= %(t1)s
+            AND e.seq > %(last)s
+            /* scope */
+          LIMIT %(rows)s)
         UNION ALL
-        SELECT e.created_at
-          FROM event_log e
-         WHERE e.created_at >= %(since)s::timestamptz
-           AND e.seq > greatest(%(t1)s, %(last)s)
-           /* scope */
-         LIMIT %(rows)s) w;
+        (SELECT e.organization_id, e.created_at
+           FROM event_log e
+          WHERE e.created_at >= %(since)s::timestamptz
+            AND e.seq > greatest(%(t1)s, %(last)s)
+            /* scope */
+          ORDER BY e.seq
+          LIMIT %(rows)s)) w
+ GROUP BY w.organization_id;
 
 -- name: unsealed_since
--- Where the months begin that a position with this xmin(s1) still reads. A month sealed by another lane, or before this lane
--- began, is left out only when all its transactions had ended in s1.
+-- Where the months begin that a position with this xmin(s1) and t1 still reads. A month sealed by another lane, or before
+-- this lane began, is left out only when all its transactions had ended in s1. Months are sealed in order.
 SELECT COALESCE(max(ends_at), '-infinity')::text
   FROM event_log_seal
  WHERE sealed_at IS NOT NULL
-   AND boundary <= %(xmin)s::xid8;
+   AND boundary <= %(xmin)s::xid8
+   AND COALESCE(last_seq, 0) <= %(t1)s;
 
 -- name: facts
 -- What the position is checked against.
@@ -165,6 +171,15 @@ SELECT instance, owned_since, extract(epoch FROM clock_timestamp() - renewed_at)
 
 -- name: published_to
 SELECT max(kafka_cluster_id) FROM afluente.relay_lane WHERE starts_with(name, %(prefix)s || 'relay-');
+
+-- name: owners
+-- The instances that own a lane of this prefix and have said so lately.
+SELECT instance
+  FROM afluente.relay_lane
+ WHERE starts_with(name, %(prefix)s || 'relay-')
+   AND instance IS NOT NULL
+   AND renewed_at > clock_timestamp() - interval '8 seconds'
+ ORDER BY name;
 
 -- name: owned
 -- Whether a relay runs on this database; a killed one seems to for as long as its lease lasts.

@@ -43,7 +43,6 @@ def test_what_was_read_ahead_is_not_used_for_another_entry(writers, source):
     ahead = Ahead(source, seq_of)
     first = ahead.next(Entry())
     second = ahead.next(first.after)
-    ahead.settle()
     assert ahead.next(first.after).records == second.records
     assert ahead.next(first.after, rows=1).records == second.records[:1]
 
@@ -60,7 +59,6 @@ def test_an_error_of_reading_ahead_is_the_next_calls(writers, source, database):
 
     ahead = Ahead(source, make)
     first = ahead.next(Entry())
-    ahead.settle()
     with pytest.raises(psycopg.OperationalError, match="gone"):
         ahead.next(first.after)
     ahead.close()

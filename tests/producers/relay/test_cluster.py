@@ -117,7 +117,7 @@ def test_a_transaction_that_stays_undecided_is_found_and_named(cluster, other, t
     with pytest.raises(UndecidedError) as found:
         cluster.require_decided(facts.partitions, nothing)
     assert found.value.partitions == ((topics.family("lead"), 2, 0),)
-    assert "kafka-transactions.sh abort" in found.value.hint
+    assert "afluente relay repair" in found.value.hint
     other.abort_transaction(30)
     cluster.require_decided(facts.partitions, nothing)
 

@@ -182,3 +182,6 @@ def limit_topic(topics, name, max_bytes):
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
     admin = clients.admin(topics.settings)
     admin.incremental_alter_configs([resource])[resource].result(10)
+    asked = ConfigResource(ResourceType.TOPIC, name)
+    while admin.describe_configs([asked])[asked].result(10)["max.message.bytes"].value != str(max_bytes):
+        pass  # it is so once the broker says it
