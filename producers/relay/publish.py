@@ -100,22 +100,23 @@ class Session:
         """Commit `records` and `position` together. When it raises, they may or may not be committed."""
         self.idle()
         self._failed_code, self._reports = None, []
+        # Made before: the client asks for a transaction's partitions when it has the first record, and asks a second
+        # time for those that come later.
+        at, key = position.format(), position.key.encode()
         self._producer.begin_transaction()
         produce: Any = self._producer.produce
-        reported = self._report is not None
+        report: Any = None
         for record in records:
-            if record.partition < 0 and not reported:  # nearly all of them: with no detour, as there are so many
-                try:
-                    produce(record.topic, record.value, record.key, headers=record.headers)
-                    continue
-                except BufferError:
-                    pass
-            # librdkafka decides the type of an absent argument badly: `partition` only when there is one
-            where: dict[str, Any] = {} if record.partition < 0 else {"partition": record.partition}
-            if reported:
-                where["on_delivery"] = partial(self._reported, record)
-            self._produce(record.topic, record.value, record.key, headers=record.headers, **where)
-        self._produce(self._topics.positions, position.format(), position.key.encode(), partition=position.lane)
+            topic, record_key, value, headers, partition, _, _ = record
+            if self._report is not None:
+                report = partial(self._reported, record)
+            try:
+                # By place, as there are so many: partition (BY_KEY is the client's own word for it), callback twice,
+                # timestamp, headers.
+                produce(topic, value, record_key, partition, report, None, 0, headers)
+            except BufferError:
+                self._produce(topic, value, record_key, partition, report, None, 0, headers)
+        self._produce(self._topics.positions, at, key, position.lane)
         self._flush()
         faults.point("relay.after_send")
         self._require_connection()
@@ -133,10 +134,10 @@ class Session:
             with suppress(Exception):
                 producer.purge()
 
-    def _produce(self, *record: Any, **options: Any) -> None:
+    def _produce(self, *record: Any) -> None:
         while True:
             try:
-                self._producer.produce(*record, **options)
+                self._producer.produce(*record)
             except BufferError:
                 self._producer.poll(0.05)
                 self._heartbeat()
