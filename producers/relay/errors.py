@@ -30,7 +30,12 @@ class PositionError(RelayError):
 class PositionRefused(RelayError, Refused):
     """Publishing from here would lose or repeat events. `reasons` are sentences for a person."""
 
-    def __init__(self, lane: str, reasons: Sequence[str], *, hint: str | None = None) -> None:
+    HINT = (
+        "stop every relay, then `afluente relay reposition`: it says what it would do, and does it with --yes. "
+        "Another database needs an AFLUENTE_TOPIC_PREFIX of its own"
+    )
+
+    def __init__(self, lane: str, reasons: Sequence[str], *, hint: str = HINT) -> None:
         self.lane = lane
         self.reasons = tuple(reasons)
         super().__init__(

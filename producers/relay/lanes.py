@@ -92,8 +92,6 @@ def first_position(topics: Topics, source: Source, identity: Identity) -> Positi
         raise PositionRefused(
             topics.prefix + lane_key(LAYOUT, 0),
             [f"there is none in {topics.positions}, but cluster {cluster} was published to"],
-            hint="to publish the whole table again, from its first row, to the Kafka cluster that is here: "
-            f"DELETE FROM afluente.relay_lane WHERE starts_with(name, '{topics.prefix}relay-')",
         )
     return Position(identity=identity)
 

@@ -24,7 +24,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from producers.relay.errors import PositionError
@@ -300,6 +300,13 @@ class Identity:
         return found_out
 
 
+class Witness(NamedTuple):
+    """A row that was published: the id that `seq` has."""
+
+    seq: int
+    id: str
+
+
 @dataclass(frozen=True, slots=True)
 class Closing:
     """This lane publishes nothing more: its entries, as they stand, belong to `lanes` lanes of the next `layout`."""
@@ -314,6 +321,8 @@ class Position:
 
     `number` counts the lane's transactions: a lower one than was confirmed means that Kafka took a commit back.
     `instance` is the process that wrote it, which is how a fenced relay tells a rival from a time-out of its own.
+    `witness` is the published row with the highest seq. When the table has it no longer, the database was put back to
+    an earlier state, though its sequence may have passed t1 again by now.
     """
 
     identity: Identity
@@ -327,6 +336,7 @@ class Position:
     lane: int = 0
     lanes: int = 1
     closing: Closing | None = None
+    witness: Witness | None = None
 
     def __post_init__(self) -> None:
         slots = lane_slots(self.lane, self.lanes)
@@ -347,8 +357,20 @@ class Position:
     def key(self) -> str:
         return lane_key(self.layout, self.lane)
 
-    def next(self, entries: Iterable[Entry], *, instance: str, at: datetime, published: int, dead: int) -> Position:
-        """The position to write with the next chunk: `published` and `dead` are the rows this chunk adds."""
+    def next(
+        self,
+        entries: Iterable[Entry],
+        *,
+        instance: str,
+        at: datetime,
+        published: int,
+        dead: int,
+        witness: Witness | None = None,
+    ) -> Position:
+        """The position to write with the next chunk: `published` and `dead` are the rows this chunk adds, `witness` the
+        one with the highest seq."""
+        if self.witness is not None and (witness is None or witness.seq < self.witness.seq):
+            witness = self.witness
         return replace(
             self,
             entries=tuple(entries),
@@ -357,6 +379,7 @@ class Position:
             written_at=at,
             published=self.published + published,
             dead_lettered=self.dead_lettered + dead,
+            witness=witness,
         )
 
     def format(self) -> bytes:
@@ -369,6 +392,7 @@ class Position:
                 "lane": self.lane,
                 "lanes": self.lanes,
                 "closing": None if self.closing is None else [self.closing.layout, self.closing.lanes],
+                "witness": self.witness,
                 "number": self.number,
                 "instance": self.instance,
                 "written_at": self.written_at.isoformat(),
@@ -419,6 +443,7 @@ class Position:
                 lane=int(data["lane"]),
                 lanes=int(data.get("lanes", 1)),
                 closing=Closing(*map(int, data["closing"])) if data.get("closing") else None,
+                witness=Witness(int(data["witness"][0]), str(data["witness"][1])) if data.get("witness") else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PositionError(f"the position cannot be read: {type(error).__name__}: {error}") from error

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from operator import attrgetter
 from os import getpid
 from typing import NoReturn
 
@@ -46,7 +47,7 @@ from producers.relay.errors import (
 )
 from producers.relay.lanes import LaneChange, Layout, current_layout, first_position
 from producers.relay.lease import Lease
-from producers.relay.position import LAYOUT, Entry, Identity, Position, lane_key
+from producers.relay.position import LAYOUT, Entry, Identity, Position, Witness, lane_key
 from producers.relay.publish import FENCED, REFUSED_RECORD, Report, Session, code_of
 from producers.relay.records import Record, record_of
 from producers.relay.source import Source, Waiting
@@ -293,7 +294,12 @@ class Relay:
         """Commit `records` with the position after them, and return that position."""
         dead = [record for record in records if record.dead]
         position = position.next(
-            entries, instance=self.instance, at=self._clock.now(), published=len(records) - len(dead), dead=len(dead)
+            entries,
+            instance=self.instance,
+            at=self._clock.now(),
+            published=len(records) - len(dead),
+            dead=len(dead),
+            witness=_highest(records, one_entry=len(entries) == 1),
         )
         self._sending = records
         session.publish(records, position)
@@ -318,12 +324,7 @@ class Relay:
             self._refuse(*reasons)
 
     def _refuse(self, *reasons: str) -> NoReturn:
-        raise PositionRefused(
-            self._name,
-            reasons,
-            hint="`afluente relay status` shows the position. "
-            "Another database needs an AFLUENTE_TOPIC_PREFIX of its own",
-        )
+        raise PositionRefused(self._name, reasons)
 
     def _end_if_lanes_change(self, cluster: Cluster, found: Position | None) -> None:
         """Complete a change of lanes that left this lane closing, or not yet made: then raises LanesChanged."""
@@ -359,6 +360,11 @@ class Relay:
         if (top := max(entry.top for entry in found.entries)) > database.last_seq:
             self._refuse(
                 f"the sequence of event_log stands at {database.last_seq}, but rows up to {top} were seen: "
+                "the database was put back to an earlier state"
+            )
+        if found.witness is not None and not source.has(found.witness):
+            self._refuse(
+                f"event {found.witness.id} was published as number {found.witness.seq} and is not in event_log: "
                 "the database was put back to an earlier state"
             )
         if found.instance == self.instance and found.number < self._confirmed:
@@ -497,6 +503,14 @@ class _Background:
             _log.warning("relay.maintenance_failed", error=_words(error))
             return False
         return True
+
+
+def _highest(records: Sequence[Record], *, one_entry: bool) -> Witness | None:
+    """The record's row that has the highest seq: of one entry's records the last one has."""
+    if not records:
+        return None
+    highest = records[-1] if one_entry else max(records, key=attrgetter("seq"))
+    return Witness(highest.seq, str(highest.row.id))
 
 
 def _log_dead_letter(record: Record) -> None:

@@ -27,7 +27,7 @@ from psycopg.types.string import ByteaBinaryLoader
 import sql
 from afluente import postgres
 from producers.relay.errors import OnStandby
-from producers.relay.position import SLOTS, DatabaseIdentity, Entry, Head, Snapshot, holds
+from producers.relay.position import SLOTS, DatabaseIdentity, Entry, Head, Snapshot, Witness, holds
 from schemas import RawRow
 
 # A Kafka transaction costs 2-10 ms whatever is in it, while the next chunk is made ready: larger ones gain nothing, and
@@ -204,6 +204,10 @@ class Source:
         with self._lock:
             row = self._conn.execute(_query("lane"), {"name": name}).fetchone()
         return None if row is None else Lane(*row)
+
+    def has(self, witness: Witness) -> bool:
+        """Is this row still what it was? True too when its month has left the table, and all that was before it."""
+        return cast(bool, self._one("has", seq=Int8(witness.seq), id=witness.id)[0])
 
     def published_to(self, topic_prefix: str) -> str | None:
         """The Kafka cluster to which some lane of this prefix has published; None when none ever did."""

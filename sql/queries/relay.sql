@@ -4,7 +4,7 @@
 --   seq <= t1, tx_id one of xip      those s1 lists as running, once they have ended               index (tx_id, seq)
 --   seq >  t1                        all others, and ids given out again after a crash             index (seq)
 -- What would let the planner walk along the index on seq from the very first row is written so that it cannot: `seq + 0`
--- in the first, and in the second pairs in place of `tx_id = x`, which only the index on both columns puts in order.
+-- in the first (where both ends of a range would make it look short), and in the second pairs in place of `tx_id = x`, which only the index on both columns puts in order.
 -- Where it says `scope`, source.py puts which organizations are meant, when it is not all of them.
 -- Ids and JSON leave as text, which the reader takes as the bytes that it is: nobody makes a string, or a UUID, of it on
 -- the way to the encoder. The columns are those of schemas.RawRow.
@@ -65,7 +65,7 @@ SELECT w.seq, w.id::text, w.organization_id::text, w.event_type, w.entity_kind, 
                   WHERE e.created_at >= %(since)s::timestamptz
                     AND e.tx_id >= %(xmax)s::xid8
                     AND e.tx_id < pg_snapshot_xmax(%(s2)s::pg_snapshot)
-                    AND e.seq > %(last)s
+                    AND e.seq + 0 > %(last)s
                     AND e.seq <= %(t1)s
                     AND pg_visible_in_snapshot(e.tx_id, %(s2)s::pg_snapshot)
                     /* scope */
@@ -153,6 +153,11 @@ SELECT COALESCE(max(ends_at), '-infinity')::text
 -- name: facts
 -- What the position is checked against.
 SELECT in_recovery, system_identifier, timeline, database_oid, database_name, last_seq FROM afluente.relay_facts();
+
+-- name: has
+-- A row that was published is never gone while older ones are there: months leave the oldest first.
+SELECT EXISTS (SELECT FROM event_log e WHERE e.seq = %(seq)s AND e.id = %(id)s::uuid)
+       OR NOT EXISTS (SELECT FROM event_log e WHERE e.seq < %(seq)s);
 
 -- name: release_due
 SELECT release_due_deferred(%(rows)s);

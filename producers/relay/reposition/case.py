@@ -7,7 +7,7 @@ content says what was published.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -18,6 +18,7 @@ from producers.relay.position import (
     Identity,
     Position,
     Snapshot,
+    Witness,
     lane_slots,
     merged,
 )
@@ -31,7 +32,7 @@ class Case(StrEnum):
     OTHER_POSTGRES = "other-postgres"  # another system identifier: a dump restored elsewhere, or pg_upgrade
     OTHER_DATABASE = "other-database"  # another database of the same server
     FAILOVER = "failover-or-restore"  # another timeline
-    EARLIER_STATE = "earlier-state"  # the sequence is under what was published
+    EARLIER_STATE = "earlier-state"  # rows that were published are gone, or the sequence is under them
     OTHER_KAFKA = "other-kafka"  # another cluster
     TOPICS_REMADE = "topics-remade"  # same cluster, another topic id
 
@@ -44,8 +45,15 @@ class Diagnosis:
     reasons: tuple[str, ...]
 
 
-def diagnose(positions: Sequence[Position], now: Identity, last_seq: int, published_to: str | None) -> Diagnosis:
-    """`last_seq`: where the sequence of event_log stands. `published_to`: the Kafka cluster that Postgres remembers."""
+def diagnose(
+    positions: Sequence[Position],
+    now: Identity,
+    last_seq: int,
+    published_to: str | None,
+    has: Callable[[Witness], bool],
+) -> Diagnosis:
+    """`last_seq`: where the sequence of event_log stands. `published_to`: the Kafka cluster that Postgres remembers.
+    `has`: does event_log have this row?"""
     if not positions:
         if published_to is None:
             return Diagnosis((Case.NEVER_PUBLISHED,), ("nothing was ever published from this database",))
@@ -70,6 +78,10 @@ def diagnose(positions: Sequence[Position], now: Identity, last_seq: int, publis
     if (top := max(entry.top for position in positions for entry in position.entries)) > last_seq:
         cases.append(Case.EARLIER_STATE)
         reasons[f"the sequence of event_log stands at {last_seq}, but rows up to {top} were seen"] = None
+    gone = {p.witness for p in positions if p.witness is not None and not has(p.witness)}
+    if gone:
+        cases.append(Case.EARLIER_STATE)
+        reasons |= dict.fromkeys(f"event {w.id} was published as number {w.seq} and is not in event_log" for w in gone)
     return Diagnosis(tuple(dict.fromkeys(cases)), tuple(reasons))
 
 
@@ -87,11 +99,12 @@ def published_at_most(positions: Sequence[Position]) -> int | None:
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where every lane is to go on from: all that s1 shows up to t1 is published. `reprocess_top`: the highest request
-    to publish a dead letter again that there is."""
+    to publish a dead letter again that there is. `witness`: the row that has t1."""
 
     s1: Snapshot
     t1: int
     reprocess_top: int
+    witness: Witness | None = None
 
     def moved(self, entry: Entry) -> Entry:
         # Requests made after the moment that the database was put back to are gone; their numbers come again.
@@ -109,12 +122,15 @@ def positions_at(place: Place, old: Sequence[Position], now: Identity, known_lay
     if not old:
         # Above anything known, so that whoever still runs under an old layout's id writes what nobody reads.
         layout = max(known_layouts, default=LAYOUT - 1) + 1
-        return [Position(now, (Entry(place.s1, place.t1, reprocessed=place.reprocess_top),), layout=layout)]
+        entry = Entry(place.s1, place.t1, reprocessed=place.reprocess_top)
+        return [Position(now, (entry,), layout=layout, witness=place.witness)]
     if {position.lane for position in old} != set(range(old[0].lanes)):
         raise PositionError(f"of {old[0].lanes} lanes, only {len(old)} have a position")
     closing = next((position.closing for position in old if position.closing is not None), None)
     if closing is None:
-        moved = [replace(p, identity=now, entries=merged(map(place.moved, p.entries))) for p in old]
+        moved = [
+            replace(p, identity=now, entries=merged(map(place.moved, p.entries)), witness=place.witness) for p in old
+        ]
     else:
         entries = [place.moved(entry) for position in old for entry in position.entries]
         moved = [
@@ -130,6 +146,7 @@ def positions_at(place: Place, old: Sequence[Position], now: Identity, known_lay
                 lane=lane,
                 lanes=closing.lanes,
                 closing=None,
+                witness=place.witness,
             )
             for lane in range(closing.lanes)
         ]

@@ -40,7 +40,7 @@ from producers.relay.position import Identity, Position, lane_key
 from producers.relay.reposition.case import Case, Diagnosis, diagnose, layout_of, positions_at, published_at_most
 from producers.relay.reposition.content import Content, Found
 from producers.relay.reposition.table import ADVANCE_AT_MOST, Comparison, Table, is_conflict
-from producers.relay.source import Facts, Source
+from producers.relay.source import Source
 from schemas.topics import Topics
 
 OWNED_FOR_S = 12.0  # a killed relay's lease lasts 8 s; one under a restarter has it for a moment now and then
@@ -113,7 +113,7 @@ class Reposition:
                             pass
                 cluster.require_decided(facts.partitions, check)
                 positions = read_positions(cluster, check)
-                mending = _Mending(self, cluster, facts, source.facts(), table, positions, check)
+                mending = _Mending(self, cluster, facts, source, table, positions, check)
                 published_to = source.published_to(self._settings.topic_prefix)
                 return mending.upgraded(published_to) if self._options.pg_upgrade else mending.mended(published_to)
 
@@ -139,7 +139,7 @@ class _Mending:
         run: Reposition,
         cluster: Cluster,
         facts: ClusterFacts,
-        database: Facts,
+        source: Source,
         table: Table,
         positions: Sequence[Position],
         check: Callable[[], None],
@@ -147,8 +147,8 @@ class _Mending:
         self._settings, self._topics, self._options = run._settings, run._topics, run._options
         self._clock, self._instance, self._tell = run._clock, run._instance, run._tell
         self._cluster, self._facts, self._table, self._check = cluster, facts, table, check
-        self._database, self._positions = database, positions
-        self._now = Identity(database.identity, facts.identity)
+        self._database, self._has, self._positions = source.facts(), source.has, positions
+        self._now = Identity(self._database.identity, facts.identity)
 
     def mended(self, published_to: str | None) -> Outcome:
         """The general case: the topics say what was published."""
@@ -225,7 +225,7 @@ class _Mending:
         return self._outcome(diagnosis, None, 0, target)
 
     def _diagnose(self, published_to: str | None) -> Diagnosis:
-        return diagnose(self._positions, self._now, self._database.last_seq, published_to)
+        return diagnose(self._positions, self._now, self._database.last_seq, published_to, self._has)
 
     def _require_sense(self, comparison: Comparison) -> None:
         if comparison.records and not comparison.published and not self._options.although_none_match:

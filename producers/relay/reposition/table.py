@@ -25,7 +25,7 @@ from psycopg import IsolationLevel
 import sql
 from afluente import postgres
 from afluente.errors import NotAllowed
-from producers.relay.position import Snapshot
+from producers.relay.position import Snapshot, Witness
 from producers.relay.reposition.case import Place
 from producers.relay.reposition.content import HIGHEST_SEQ, Border, Found
 
@@ -120,7 +120,7 @@ class Table:
     def _compare(
         self, border: Callable[[UUID, str], Border | None], since: datetime | str, published_at_most: int | None
     ) -> Comparison:
-        s1, t1, self._oldest, reprocess_top = self._one("snapshot")
+        s1, t1, witness, self._oldest, reprocess_top = self._one("snapshot")
         self._since, self._s1 = since, Snapshot.parse(s1)
         rows, before = self._one("rows", since=since)
         self._conn.execute(_QUERIES["make_missing"])
@@ -138,7 +138,7 @@ class Table:
         assert lost is not None
         assert to_publish == missing - (assumed if since == ALWAYS else 0)
         return Comparison(
-            Place(self._s1, t1, reprocess_top),
+            Place(self._s1, t1, reprocess_top, None if witness is None else Witness(t1, witness)),
             rows=rows,
             published=rows - to_publish - assumed,
             to_publish=to_publish,
@@ -210,7 +210,7 @@ class Table:
 
     def absent(self, published_at_most: int) -> int:
         """How many of the events taken are not in the table."""
-        oldest = self._one("snapshot")[2]
+        oldest = self._one("snapshot")[3]
         return cast(int, self._one("absent", oldest=oldest, published_at_most=published_at_most)[0])
 
     def _one(self, name: str, **parameters: Any) -> tuple[Any, ...]:

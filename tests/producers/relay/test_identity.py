@@ -112,7 +112,7 @@ def test_a_position_that_is_gone_is_not_taken_for_a_beginning(published, topics,
     writers.commit(3)
     with pytest.raises(PositionRefused, match="was published to") as refused:
         run_until_it_ends(topics, database)
-    assert "DELETE FROM afluente.relay_lane" in str(refused.value.hint)
+    assert "afluente relay reposition" in str(refused.value.hint)
     assert len(published.read_to_the_end()) == 10
 
 
@@ -120,6 +120,18 @@ def test_a_sequence_put_back_is_refused(published, topics, database):
     """What a restore to an earlier state leaves: the sequence stands under what was published."""
     database.execute("ALTER TABLE event_log ALTER COLUMN seq RESTART WITH 4")
     with pytest.raises(PositionRefused, match="put back to an earlier state"):
+        run_until_it_ends(topics, database)
+
+
+def test_an_earlier_state_is_refused_even_when_new_rows_have_taken_the_sequence_past_the_position(
+    published, topics, database, writers
+):
+    database.execute(
+        "SELECT set_config('afluente.rewrite', 'erasure', true); DELETE FROM event_log WHERE seq > 7;"
+        "ALTER TABLE event_log ALTER COLUMN seq RESTART WITH 8"
+    )
+    writers.commit(5, writers.organizations[1])
+    with pytest.raises(PositionRefused, match="was published as number 10 and is not in event_log"):
         run_until_it_ends(topics, database)
 
 

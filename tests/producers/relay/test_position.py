@@ -21,6 +21,7 @@ from producers.relay.position import (
     Position,
     Snapshot,
     Window,
+    Witness,
     lane_slots,
     merged,
 )
@@ -212,6 +213,15 @@ def test_next_counts_and_names_its_writer():
     first = Position(IDENTITY).next([Entry(t1=5)], instance="a", at=at, published=5, dead=1)
     second = first.next([Entry(t1=6)], instance="b", at=at, published=1, dead=0)
     assert (second.number, second.published, second.dead_lettered, second.instance) == (2, 6, 1, "b")
+
+
+def test_the_witness_is_the_published_row_with_the_highest_seq():
+    position, at = Position(IDENTITY), datetime(2026, 11, 29, tzinfo=UTC)
+    seen = []
+    for witness in (None, Witness(5, "a"), None, Witness(3, "b"), Witness(6, "c")):
+        position = position.next([Entry()], instance="", at=at, published=0, dead=0, witness=witness)
+        seen.append(Position.parse(position.format()).witness)
+    assert seen == [None, Witness(5, "a"), Witness(5, "a"), Witness(5, "a"), Witness(6, "c")]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from producers.relay.position import (
     Position,
     Snapshot,
     Window,
+    Witness,
     lane_slots,
 )
 from producers.relay.reposition import Case, Options, Reposition
@@ -67,8 +68,9 @@ def counts(outcome):
 
 
 def assert_refused(topics, database):
-    with pytest.raises(PositionRefused):  # HINT
+    with pytest.raises(PositionRefused) as refused:
         run_until_it_ends(topics, database)
+    assert "afluente relay reposition" in refused.value.hint
 
 
 def ids_in(database):
@@ -237,13 +239,18 @@ def position(**changes):
 
 
 def test_what_has_happened_is_said_in_cases_and_sentences():
-    found = diagnose([position()], NOW, 40, "k")
+    def diagnosed(positions, last_seq=50, published_to="k", has=lambda witness: True):
+        return diagnose(positions, NOW, last_seq, published_to, has)
+
+    found = diagnosed([position()], last_seq=40)
     assert found.cases == (Case.OTHER_POSTGRES, Case.TOPICS_REMADE, Case.EARLIER_STATE)
     assert len(found.reasons) == 3
-    assert diagnose([], NOW, 40, None).cases == (Case.NEVER_PUBLISHED,)
-    assert diagnose([], NOW, 40, "k").cases == (Case.POSITIONS_LOST,)
-    assert diagnose([], NOW, 40, "other").cases == (Case.OTHER_KAFKA,)
-    assert diagnose([position(identity=NOW)], NOW, 50, "k").cases == ()
+    assert diagnosed([], published_to=None).cases == (Case.NEVER_PUBLISHED,)
+    assert diagnosed([]).cases == (Case.POSITIONS_LOST,)
+    assert diagnosed([], published_to="other").cases == (Case.OTHER_KAFKA,)
+    known = position(identity=NOW, witness=Witness(50, "x"))
+    assert diagnosed([known]).cases == ()
+    assert diagnosed([known], has=lambda witness: False).cases == (Case.EARLIER_STATE,)
 
 
 def test_lanes_keep_their_organizations_and_all_stand_at_the_place():
