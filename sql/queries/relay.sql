@@ -4,7 +4,8 @@
 --   seq <= t1, tx_id one of xip      those s1 lists as running, once they have ended               index (tx_id, seq)
 --   seq >  t1                        all others, and ids given out again after a crash             index (seq)
 -- What would let the planner walk along the index on seq from the very first row is written so that it cannot: `seq + 0`
--- in the first (where both ends of a range would make it look short), and in the second pairs in place of `tx_id = x`, which only the index on both columns puts in order.
+-- in the first, where both ends of a range would make it look short, and in the second pairs in place of `tx_id = x`, which
+-- only the index on both columns puts in order.
 -- Where it says `scope`, source.py puts which organizations are meant, when it is not all of them.
 -- Ids and JSON leave as text, which the reader takes as the bytes that it is: nobody makes a string, or a UUID, of it on
 -- the way to the encoder. The columns are those of schemas.RawRow.

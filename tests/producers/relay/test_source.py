@@ -5,6 +5,7 @@ import re
 import time
 
 import pytest
+from psycopg import sql
 
 from producers.relay import source as reading
 from producers.relay.position import Entry, Head, Snapshot
@@ -163,7 +164,8 @@ def test_what_waits_is_counted_from_any_position(database, writers, source):
 @pytest.mark.parametrize("plan", ["force_custom_plan", "force_generic_plan"])
 @pytest.mark.parametrize("analyzed", [False, True])
 def test_an_empty_poll_touches_no_published_row_with_36_partitions(plan, analyzed, database, writers):
-    """The plans themselves: index scans only, and none that reads and throws away."""
+    """The plans themselves: index scans only, and none that reads and throws away. The same for the question that an
+    entry of some organizations asks instead."""
     database.execute(
         "SELECT afluente.ensure_partitions((current_date + interval '17 months')::date,"
         "                                  (current_date - interval '18 months')::date);"
@@ -180,15 +182,20 @@ def test_an_empty_poll_touches_no_published_row_with_36_partitions(plan, analyze
     database.execute("SELECT pg_current_xact_id()")
     entry = read_all(source, entry)[1]
     entry = Entry(Snapshot(entry.s1.xmin - 1, entry.s1.xmax, (entry.s1.xmin - 1,)), entry.t1)
-    explain = _explained(source, "poll", {**source._place(entry), "rows": 100}, plan)
-    scans = list(_scans(explain["Plan"]))
-    assert len(scans) >= 36
-    for scan in scans:
-        assert scan["Node Type"] in ("Index Scan", "Index Only Scan"), scan
-        assert scan["Actual Rows"] * scan["Actual Loops"] <= 1, scan  # the highest seq of each partition
-        assert not scan.get("Rows Removed by Filter"), scan
-        assert not scan.get("Rows Removed by Index Recheck"), scan
-        assert "Index Cond" in scan or scan["Scan Direction"] == "Backward", scan
+    rest, own = entry.split_off(writers.organizations[1])
+    asked = [(reading._query("poll"), {**source._place(entry), "rows": 100})]
+    asked += [source._page_query(part.opened(source.head()), 100) for part in (rest, own)]
+    for query, parameters in asked:
+        explain = _explained(source, query, parameters, plan)
+        scans = list(_scans(explain["Plan"]))
+        assert len(scans) >= 36
+        for scan in scans:
+            assert scan["Node Type"] in ("Index Scan", "Index Only Scan"), scan
+            assert scan["Actual Rows"] * scan["Actual Loops"] <= 1, scan  # the highest seq of each partition
+            assert not scan.get("Rows Removed by Filter"), scan
+            assert not scan.get("Rows Removed by Index Recheck"), scan
+            assert "Index Cond" in scan or scan["Scan Direction"] == "Backward", scan
+        source._conn.execute("DEALLOCATE explained")
     source.close()
 
 
@@ -207,7 +214,7 @@ def test_a_page_of_a_backlog_reads_its_own_rows_only(name, plan, database, write
     window = entry.window
     assert window is not None
     place = source._place(entry) | {"s2": str(window.s2), "t2": window.t2, "last": window.last, "rows": 500}
-    explain = _explained(source, name, place, plan)
+    explain = _explained(source, reading._query(name), place, plan)
     for scan in _scans(explain["Plan"]):
         assert scan["Node Type"] in ("Index Scan", "Index Only Scan"), scan
         assert scan["Actual Rows"] <= 500, scan
@@ -215,15 +222,16 @@ def test_a_page_of_a_backlog_reads_its_own_rows_only(name, plan, database, write
     source.close()
 
 
-def _explained(source, name, parameters, plan):
-    """EXPLAIN ANALYZE of a named query as the relay's session would run it, with that kind of plan."""
+def _explained(source, text, parameters, plan):
+    """EXPLAIN ANALYZE of a query as the relay's session would run it, with that kind of plan."""
     names = list(parameters)
-    query = re.sub(r"%\((\w+)\)s", lambda match: f"${names.index(match[1]) + 1}", reading._query(name))
+    query = re.sub(r"%\((\w+)\)s", lambda match: f"${names.index(match[1]) + 1}", text)
     types = {"since": "timestamptz", "xmax": "xid8", "xip": "xid8[]", "s2": "pg_snapshot"}
+    types |= {"slots": "bytea", "without": "uuid[]", "organization": "uuid"}
     conn = source._conn
     conn.execute(f"SET plan_cache_mode = {plan}")
     conn.execute(f"PREPARE explained ({', '.join(types.get(name, 'bigint') for name in names)}) AS {query}")
-    values = ", ".join(f"'{value}'" if isinstance(value, str) else str(int(value)) for value in parameters.values())
+    values = ", ".join(sql.Literal(value).as_string(conn) for value in parameters.values())
     ((found,),) = conn.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE explained ({values})").fetchall()
     return found[0]
 
