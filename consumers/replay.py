@@ -127,7 +127,7 @@ def find_targets(conn: Connection[Any], settings: KafkaSettings, to: str) -> lis
     elif to.endswith("-worker"):
         raise UnknownWorker(to, sorted({*registered, *REGISTRY}))
     else:
-        targets = [Target(to, _foreign(to, topics))]
+        targets = [Target(to, foreign_topic(to, settings.topic_prefix))]
     there = kafka.admin(settings).list_topics(timeout=REQUEST_TIMEOUT_S).topics
     if missing := [target.topic for target in targets if target.topic not in there]:
         hint = (
@@ -137,8 +137,9 @@ def find_targets(conn: Connection[Any], settings: KafkaSettings, to: str) -> lis
     return targets
 
 
-def _foreign(topic: str, topics: Topics) -> str:
-    for name in (topic, topic.removeprefix(topics.prefix)):
+def foreign_topic(topic: str, prefix: str) -> str:
+    """`topic` if it is none of ours, of this installation or another; Refused if it is. No I/O."""
+    for name in (topic, topic.removeprefix(prefix)):
         if _OURS.fullmatch(name):
             raise Refused(
                 f"{topic[:250]} is one of our own topics: only its owner writes to it, and its readers would take the "
@@ -151,7 +152,8 @@ def _foreign(topic: str, topics: Topics) -> str:
 def limits_of(settings: KafkaSettings, targets: Sequence[Target]) -> dict[str, int]:
     """max.message.bytes of each target's topic."""
     resources = [ConfigResource(ResourceType.TOPIC, target.topic) for target in targets]
-    described = kafka.admin(settings).describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
+    client = kafka.admin(settings)  # gone with its name, and the answers with it
+    described = client.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
     return {
         resource.name: int(future.result(REQUEST_TIMEOUT_S)["max.message.bytes"].value)
         for resource, future in described.items()

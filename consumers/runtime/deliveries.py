@@ -137,8 +137,8 @@ Verdict: TypeAlias = Run | Duplicate | ProduceAgain | BuryAgain | Early | Held |
 def decide(row: Row, mark: RetryMark | None, now: datetime, process: UUID, again: int = 0) -> Verdict:
     """What a record means for a delivery that has a row already. `mark` is None for a source record or a replayed
     one; `again` is the number of the replay that wants it once more. What is open runs anyway, and what people have
-    to decide, or have closed, is left to them."""
-    if mark is None and again > row.replay and row.state in ("done", "dead"):
+    to decide, or have closed, is left to them. (Skipped: there was no target, and asked again the worker names one.)"""
+    if mark is None and again > row.replay and row.state in ("done", "dead", "skipped"):
         return Run(1, row.generation + 1, again=True)
     if mark is not None and mark.generation != row.generation:
         # Lower: an older life of the delivery. Higher: a reprocessing whose transaction did not commit.

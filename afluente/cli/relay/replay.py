@@ -9,9 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID, uuid4
 
 import typer
@@ -87,6 +88,7 @@ def replay(
       afluente relay replay --resume 0199c0de-0000-7000-8000-000000000000
     """
     from afluente.settings import RelaySettings
+    from producers.relay.replay.selection import parse_offsets, parse_position
 
     settings = RelaySettings.read(os.environ)
     use_registry(settings.kafka.topic_prefix, writes=True)
@@ -103,10 +105,18 @@ def replay(
         raise typer.BadParameter("--topic and --from-offset go together")
     if to is None:
         raise typer.BadParameter("--to says who gets the events: a worker, all, or a topic")
+    if from_offset is not None and source not in (None, SourceOption.topic):
+        raise typer.BadParameter("offsets are a topic's: --source can only be topic")
+    if from_position is not None and source not in (None, SourceOption.table):
+        raise typer.BadParameter("only the table can tell what a position means: --source can only be table")
+    if source == SourceOption.archive and archive is None:
+        raise typer.BadParameter("--source archive needs --archive DIR")
+    if from_position is not None:
+        _usage(parse_position, from_position)
     now = datetime.now(UTC)
     asked = _Asked(
         topic=topic,
-        offsets=from_offset,
+        offsets=None if from_offset is None else _usage(parse_offsets, from_offset),
         since=parse_time(since, now),
         position=from_position,
         ids=_ids(event_id or []),
@@ -117,35 +127,31 @@ def replay(
     _begin(settings, asked, org or [], type_ or [], to, again, rate, dry_run, yes, reason, format)
 
 
+@dataclass
 class _Asked:
-    """From where, as a person said it."""
+    """From where, as a person said it, and checked as far as that goes without looking."""
 
-    def __init__(self, **asked: Any) -> None:
-        self.__dict__ |= asked
-        self.topic: str | None
-        self.offsets: str | None
-        self.since: datetime | None
-        self.position: str | None
-        self.ids: list[UUID]
-        self.until: datetime | None
-        self.force: Any
-        self.archive: str | None
+    topic: str | None
+    offsets: dict[int, int] | None
+    since: datetime | None
+    position: str | None
+    ids: list[UUID]
+    until: datetime | None
+    force: Literal["table", "topic", "archive"] | None
+    archive: str | None
 
     def parts(self, sources: Sources) -> tuple[Part, ...]:
-        from producers.relay.replay import selection
+        from producers.relay.replay.selection import parse_position
 
         if self.since is not None:
             return sources.since(self.since, self.until, self.force, self.archive)
         if self.ids:
             return sources.named(self.ids, self.until, self.force, self.archive)
-        if self.topic is not None and self.offsets is not None:
-            if self.force not in (None, "topic"):
-                raise typer.BadParameter("offsets are a topic's: --source can only be topic")
-            return (sources.from_offsets(self.topic, _usage(selection.parse_offsets, self.offsets), self.until),)
+        if self.offsets is not None:
+            assert self.topic is not None
+            return (sources.from_offsets(self.topic, self.offsets, self.until),)
         assert self.position is not None
-        if self.force not in (None, "table"):
-            raise typer.BadParameter("only the table can tell what a position means: --source can only be table")
-        return (sources.from_position(_usage(selection.parse_position, self.position), self.position, self.until),)
+        return (sources.from_position(parse_position(self.position), self.position, self.until),)
 
 
 def _begin(

@@ -140,9 +140,9 @@ class Replay:
     def forget(self) -> None:
         """The replay is over and noted as such: its group is no longer needed."""
         group = self._settings.group_id(self._name)
-        futures = kafka.admin(self._settings).delete_consumer_groups([group])
-        with suppress(KafkaException):  # it expires by itself
-            futures[group].result(CALL_TIMEOUT_S)
+        client = kafka.admin(self._settings)
+        with suppress(KafkaException, TimeoutError):  # it expires by itself
+            client.delete_consumer_groups([group])[group].result(CALL_TIMEOUT_S)
 
     def _session(self) -> Progress:
         """1. fence, 2. how far are we?, 3. page by page."""

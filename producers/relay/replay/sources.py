@@ -202,7 +202,7 @@ class Sources:
                 f"no event {', '.join(map(str, left[:3]))}{more} in {self._looked_in(force, directory)}",
                 hint=None if directory is not None or force in ("table", "topic") else "--archive DIR looks there too",
             )
-        return tuple(parts)
+        return tuple(reversed(parts))  # the older ones first
 
     def _looked_in(self, force: SourceName | None, directory: str | None) -> str:
         names = [force] if force is not None else ["table", "topics", *(["archive"] if directory else [])]

@@ -85,7 +85,8 @@ def test_what_a_record_means_for_a_delivery_seen_before(row, its_mark, expected)
         # open ones run anyway; people's ones are theirs
         (ROW, None, 7, ProduceAgain(3, 0, NOW, None, "E", "text")),
         (ROW._replace(state="claimed", claimed_by=OTHER, owned=True), None, 7, Held()),
-        *((ROW._replace(state=state), None, 7, Duplicate()) for state in ("skipped", "discarded", "needs_review")),
+        *((ROW._replace(state=state), None, 7, Duplicate()) for state in ("discarded", "needs_review")),
+        (ROW._replace(state="skipped"), None, 7, Run(1, 1, again=True)),
     ],
 )
 def test_a_replay_runs_what_is_over_once_more(row, its_mark, again, expected):
