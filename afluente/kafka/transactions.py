@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from aiokafka import errors
-from aiokafka.client import AIOKafkaClient
+from aiokafka.client import AIOKafkaClient, CoordinationType
 from aiokafka.protocol.api import RequestStruct, Response
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
@@ -90,7 +90,10 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch of records, or the marker that ends a transaction (`commit` is True or False then, else None)."""
+    """A batch of records, or the marker that ends a transaction (`commit` is True or False then, else None).
+
+    `key`: of its first record, when keys were asked for.
+    """
 
     offset: int
     next_offset: int
@@ -98,6 +101,7 @@ class Batch:
     epoch: int
     max_timestamp: int
     commit: bool | None
+    key: bytes | None = None
 
 
 class Transactions:
@@ -133,34 +137,44 @@ class Transactions:
         await self._until_answered(ask)
         return found
 
-    async def known(self, producer_ids: Iterable[int]) -> dict[int, Known]:
-        """What the coordinators know of these producer ids. Those they do not know are left out."""
-        wanted = sorted(set(producer_ids))
+    async def known(self, producer_ids: Iterable[int], names: Iterable[str] = ()) -> dict[int, Known]:
+        """What the coordinators know of these producer ids; those they do not know are left out.
+
+        A coordinator that has just started lists nothing, without a word, until it knows what it is to coordinate.
+        Asked for a transactional id by name it says that: what nobody knows is certain for `names` only.
+        """
+        wanted, named = sorted(set(producer_ids)), sorted(set(names))
         found: dict[int, Known] = {}
 
         async def ask() -> list[tuple[str, int]]:
             found.clear()
             failed = []
+            by_coordinator: dict[int, list[str]] = {}
             for broker in self._brokers():
                 listed = await self._client.send(broker, _Question(_ListTransactions, ([], wanted)))
                 if listed.error_code:
                     failed.append((f"coordinator {broker}", listed.error_code))
-                ids = [transactional_id for transactional_id, *_ in listed.states]
+                by_coordinator[broker] = [name for name, *_ in listed.states if name not in named]
+            for name in named:
+                coordinator = await self._client.coordinator_lookup(CoordinationType.TRANSACTION, name)
+                by_coordinator.setdefault(coordinator, []).append(name)
+            for coordinator, ids in by_coordinator.items():
                 if not ids:
                     continue
-                answer = await self._client.send(broker, _Question(_DescribeTransactions, (ids,)))
-                for code, transactional_id, state, timeout, _started, producer_id, _epoch, topics, _ in answer.states:
+                answer = await self._client.send(coordinator, _Question(_DescribeTransactions, (ids,)))
+                for code, name, state, timeout_ms, _started, producer_id, _epoch, topics, _ in answer.states:
                     if code == _NOT_FOUND:
-                        continue  # expired since it was listed
+                        continue  # it has expired
                     if code:
-                        failed.append((transactional_id, code))
+                        failed.append((name, code))
+                        continue
                     places = frozenset(Place(topic, number) for topic, numbers, _ in topics for number in numbers)
-                    found[producer_id] = Known(transactional_id, producer_id, state, timeout, places)
+                    found[producer_id] = Known(name, producer_id, state, timeout_ms, places)
             return failed
 
-        if wanted:
+        if wanted or named:
             await self._until_answered(ask)
-        return found
+        return {producer_id: known for producer_id, known in found.items() if producer_id in wanted}
 
     async def end(self, place: Place, state: ProducerState, *, commit: bool) -> None:
         """Write the marker that ends `state`'s open transaction in this one partition, as its coordinator would.
@@ -181,13 +195,13 @@ class Transactions:
 
         await self._until_answered(ask)
 
-    async def batches(self, place: Place, start: int) -> AsyncIterator[Batch]:
+    async def batches(self, place: Place, start: int, *, keys: bool = False) -> AsyncIterator[Batch]:
         """What the partition holds from the offset `start` to its high watermark as it is when it gets there,
         undecided or not."""
         while True:
             high, data = await self._fetch(place, start)
             before = start
-            for batch in _batches(data):
+            for batch in _batches(data, keys):
                 start = batch.next_offset
                 yield batch
             if start >= high:
@@ -325,7 +339,7 @@ _LENGTH_COVERS_FROM = struct.calcsize(">qi")
 _CONTROL = 0x20
 
 
-def _batches(data: bytes) -> Iterator[Batch]:
+def _batches(data: bytes, keys: bool) -> Iterator[Batch]:
     """The whole batches in `data`; the last one is often cut off."""
     at = 0
     while len(data) - at >= _HEADER.size:
@@ -333,11 +347,12 @@ def _batches(data: bytes) -> Iterator[Batch]:
         end = at + _LENGTH_COVERS_FROM + length
         if end > len(data):
             return
-        commit = None
+        key, commit = None, None
+        if keys or attributes & _CONTROL:
+            key = next(iter(DefaultRecordBatch(data[at:end]))).key
         if attributes & _CONTROL:
-            (marker,) = DefaultRecordBatch(data[at:end])
-            commit = ControlRecord.parse(marker.key or b"\0\0\0\0").type_ == 1
-        yield Batch(offset, offset + last + 1, producer_id, epoch, newest, commit)
+            commit = ControlRecord.parse(key or b"\0\0\0\0").type_ == 1
+        yield Batch(offset, offset + last + 1, producer_id, epoch, newest, commit, key)
         at = end
 
 

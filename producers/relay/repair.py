@@ -181,14 +181,16 @@ async def _find(
     opened = {place: found for place, found in opened.items() if found}
     if not opened:
         return []
-    # 2. Asked after 1: what was open there was known here before, so what is unknown here stays open there, but
-    # for what ended in between.
-    known = await transactions.known(state.producer_id for found in opened.values() for state in found)
+    producers = {state.producer_id for found in opened.values() for state in found}
+    lanes = await _lanes(transactions, topics, producers, states)
+    # 2. After 1: a coordinator knows a transaction before any partition does, so what it does not know here it has
+    # forgotten, unless that has ended in between.
+    names = {prefix + lane.key for lane in lanes.values()}
+    known = await transactions.known(producers, names)
     # 3
     still = await transactions.producers(opened)
     now = time.time()
     # 4
-    writers = {s.producer_id for place, found in states.items() if place.topic == topics.positions for s in found}
     ours = _lane_pattern(prefix)
     items = []
     for place, found in opened.items():
@@ -196,11 +198,16 @@ async def _find(
             if not any(_same(state, other) for other in still[place]):
                 continue
             at = known.get(state.producer_id)
-            own = state.producer_id in writers or (at is not None and ours.fullmatch(at.transactional_id) is not None)
+            own = state.producer_id in lanes or (at is not None and ours.fullmatch(at.transactional_id) is not None)
             items.append(_judged(place, state, at, own, now, any_producer, older_than_s))
     items = _whole(items)
     hanging = {item.producer.producer_id for item in items if item.state is State.hanging}
-    committed = {number for number in hanging if await _is_committed(transactions, topics, number, items, states)}
+    pieces = {number: [item for item in items if item.producer.producer_id == number] for number in hanging}
+    committed = {
+        number
+        for number in hanging & lanes.keys()
+        if await _is_committed(transactions, pieces[number], lanes[number], states)
+    }
     items = [replace(item, commit=item.producer.producer_id in committed) for item in items]
     return sorted(items, key=lambda item: order(topics, item.place))
 
@@ -256,42 +263,67 @@ def _lane_pattern(prefix: str) -> re.Pattern[str]:
 # How the lost transaction was decided, as far as any of its partitions knows.
 
 
-async def _is_committed(
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """The partition of the positions that a producer writes, the key it uses, and its batches there, the last ones."""
+
+    place: Place
+    key: str
+    written: Sequence[Batch]
+
+
+async def _lanes(
     transactions: Transactions,
     topics: Topics,
-    producer_id: int,
-    items: Iterable[Undecided],
+    producers: Iterable[int],
+    states: Mapping[Place, Sequence[ProducerState]],
+) -> dict[int, _Lane]:
+    """The relays among the producers: those that write positions, as nobody else does."""
+    wanted, lanes = set(producers), dict[int, _Lane]()
+    listed = {
+        state.producer_id for place, found in states.items() if place.topic == topics.positions for state in found
+    }
+    for place, found in states.items():
+        if place.topic != topics.positions:
+            continue
+        # One that is in no list may have been forgotten there: then every lane's partition is looked through.
+        sought = {state.producer_id for state in found} & wanted | (wanted - listed)
+        if not sought:
+            continue
+        end = await transactions.offset_at(place, -1)
+        begin = max(await transactions.offset_at(place, -2), end - LOOK_BACK)
+        written = [batch async for batch in transactions.batches(place, begin, keys=True)]
+        for producer_id in sought:
+            own = [batch for batch in written if batch.producer_id == producer_id]
+            if keys := [batch.key for batch in own if batch.commit is None and batch.key]:
+                lanes[producer_id] = _Lane(place, keys[-1].decode(errors="replace"), own)
+    return lanes
+
+
+async def _is_committed(
+    transactions: Transactions,
+    pieces: Sequence[Undecided],
+    lane: _Lane,
     states: Mapping[Place, Sequence[ProducerState]],
 ) -> bool:
-    """Whether a part of the producer's undecided transaction is committed."""
-    pieces = [item for item in items if item.producer.producer_id == producer_id]
+    """Whether another part of the transaction whose undecided parts are `pieces` is committed."""
     open_at = {piece.place: piece.start_offset for piece in pieces}
-
-    def may_be_in(place: Place) -> bool:
-        is_listed = any(state.producer_id == producer_id for state in states[place])
-        return is_listed or max(piece.age_s for piece in pieces) > REMEMBERED_S
-
-    lane, written = None, list[Batch]()
-    for place in states:
-        if place.topic == topics.positions and may_be_in(place):
-            end = await transactions.offset_at(place, -1)
-            begin = max(await transactions.offset_at(place, -2), end - LOOK_BACK)
-            found = [b async for b in transactions.batches(place, begin) if b.producer_id == producer_id]
-            lane, written = (place, found) if found else (lane, written)
-    if lane is None:
-        return False  # no relay's, or one that has never committed anything
-    if lane not in open_at:
+    producer_id = pieces[0].producer.producer_id
+    if lane.place not in open_at:
         # Its position was sent last: if it is there at all, then its marker is newer than the undecided events.
         newest = max(piece.producer.last_timestamp for piece in pieces)
-        return any(batch.commit for batch in written if batch.max_timestamp >= newest)
-    markers = [b.max_timestamp for b in written if b.commit is not None and b.offset < open_at[lane]]
+        return any(batch.commit for batch in lane.written if batch.max_timestamp >= newest)
+    markers = [b.max_timestamp for b in lane.written if b.commit is not None and b.offset < open_at[lane.place]]
     if not markers:
         return False  # its producer's first transaction: a claim, which has no events
+    is_forgotten = max(piece.age_s for piece in pieces) > REMEMBERED_S
     outcomes: dict[bool, Place] = {}
-    for place in states:
-        if place not in open_at and place != lane and may_be_in(place):
+    for place, found in states.items():
+        if place in open_at or place == lane.place:
+            continue
+        if is_forgotten or any(state.producer_id == producer_id for state in found):
             begin = await transactions.offset_at(place, markers[-1] + 1)
-            batches = [b async for b in transactions.batches(place, begin) if b.producer_id == producer_id]
+            batches = [batch async for batch in transactions.batches(place, begin) if batch.producer_id == producer_id]
             if (commit := _ended(batches, markers[-1])) is not None:
                 outcomes[commit] = place
     if len(outcomes) > 1:

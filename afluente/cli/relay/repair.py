@@ -106,9 +106,7 @@ def repair(
     if foreign := [item for item in left if item.state is State.foreign]:
         say(f"{len(foreign)} of other producers: ask their owners, or --any-producer")
     if len(left) > len(foreign) and not yes:
-        say(
-            f"{len(left) - len(foreign)} to end; nothing changed. Stop every relay, then: afluente relay repair --yes"
-        )
+        say(f"{len(left) - len(foreign)} to end; nothing changed. Stop every relay, then: afluente relay repair --yes")
     raise typer.Exit(Exit.FOUND)
 
 
