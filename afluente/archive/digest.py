@@ -30,7 +30,8 @@ _HOUR = timedelta(hours=1)
 _MICROSECOND = timedelta(microseconds=1)
 _DIGITS_AT_MOST = 4_000  # of a number that Python makes an int of; jsonb holds longer ones
 _LONG_DIGITS = re.compile(rb"\d{19}")  # orjson makes a float of a whole number beyond 64 bits
-_MAYBE_WHOLE = re.compile(rb"\.0(?!\d)|\d[eE]")  # a float without a fraction, or text that looks like one
+# A float without a fraction as orjson writes it: 1.0, 1e16, 1.5e300. What looks like one inside a text does no harm.
+_MAYBE_WHOLE = re.compile(rb"(?:^|[:,\[])-?\d+(?:\.0(?:[,\]}]|$)|(?:\.\d+)?[eE])")
 
 
 def of_row(row: Row) -> int:

@@ -60,10 +60,14 @@ class Seen:
 
     @property
     def key(self) -> tuple[int, int]:
-        return self.organization_id.int, digest.hour_of(self.created_at)
+        return key_of(self.organization_id, self.created_at)
 
     def key_of_part(self) -> Key:
         return (*self.key, self.event_id.int % PARTS)
+
+
+def key_of(organization_id: UUID, created_at: datetime) -> tuple[int, int]:
+    return organization_id.int, digest.hour_of(created_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ class _Comparison:
 
     def _both(self, keys: set[Key]) -> Iterator[Seen]:
         yield from self._rows.of(keys, self._progress)
-        yield from (event for event in self._records.seen(self._progress) if event.key in keys)
+        yield from self._records.of(keys, self._progress)
 
 
 def _joined(differences: Iterable[Difference]) -> Iterator[Difference]:
