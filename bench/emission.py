@@ -20,7 +20,7 @@ from afluente.local.postgres import program
 from bench.errors import BenchError
 from bench.rows import BODY, ENTITY_KIND, EVENT_TYPE, add_organizations
 from bench.servers import Servers
-from producers.relay.service import look
+from producers.relay.status import look
 
 OFFERED = 0.8
 CAUGHT_UP_WITHIN_S = 120.0

@@ -74,6 +74,11 @@ def show_highest(name: str, values: Mapping[str, float]) -> None:
         gauge.labels(organization).set(value)
 
 
+def forget(name: str) -> None:
+    """Forget every value of a labelled gauge."""
+    _gauges[name].clear()
+
+
 def exposition() -> bytes:
     """All numbers in the Prometheus text format."""
     return generate_latest(_registry)

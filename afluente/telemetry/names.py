@@ -7,6 +7,7 @@ EVENTS: dict[str, str] = {
     # any process
     "library.log": "a library's own log line; `message` and `logger` say which",
     "process.stopping": "a stop signal arrived; work in hand is finished",
+    "process.metrics": "Prometheus can ask this process for its numbers at `address`:`port`/metrics",
     "process.failed": "an error nobody expected ended the process",
     # relay
     "relay.ready": "the relay holds its lane and has read its position back",
@@ -14,6 +15,9 @@ EVENTS: dict[str, str] = {
     "relay.standing_by": "another instance owns the lane; this one waits for it to end",
     "relay.taking_over": "the lane's owner is gone, silent or pushed aside; `reason` says which",
     "relay.dead_lettered": "a row cannot be published as it is and went to relay.dead-letter",
+    "relay.paused": "nothing is published until `afluente relay resume`; `by`, `since`, `reason` (once a minute again)",
+    "relay.resumed": "the pause has ended; the relay publishes from where it stood",
+    "relay.reprocessed": "dead letters were taken up again: `published`, `dead` again, or `gone` from everywhere",
     "relay.session_lost": "Kafka or Postgres failed; the relay begins anew from the position in Kafka",
     "relay.postgres_away": "the lease cannot be renewed; publishing goes on as long as it can",
     "relay.commit_taken_back": "Kafka lost a transaction it had confirmed; its rows are published again",

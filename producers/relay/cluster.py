@@ -104,6 +104,13 @@ class Cluster:
             if open_places:
                 time.sleep(UNDECIDED_POLL_S)
 
+    def has_open_transactions(self, partitions: Mapping[str, int]) -> bool:
+        """Is there a transaction in any partition, at this moment? One that ends just now may still count."""
+        places = [TopicPartition(topic, number) for topic in self._names for number in range(partitions[topic])]
+        stable = self._ends(places, IsolationLevel.READ_COMMITTED)
+        ends = self._ends(places, IsolationLevel.READ_UNCOMMITTED)
+        return any(stable[place] < ends[place] for place in stable)
+
     def read_position(self, lane: int, key: str, heartbeat: Heartbeat) -> Position | None:
         """The lane's newest committed position; None when there is none at all. Raises Unavailable after 60 s without
         the end: what was read up to then may be old, and is not used."""

@@ -11,6 +11,7 @@ copy in its dead letter; without one, nothing is published, and the answer says 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC
@@ -20,6 +21,7 @@ import orjson
 import psycopg
 
 import sql
+from afluente.telemetry import get_logger, metrics
 from producers.relay.position import Entry
 from producers.relay.records import Record, record_of
 from schemas import Row
@@ -28,6 +30,7 @@ from schemas.topics import Topics
 AT_ONCE = 50  # rows of 272 KiB are allowed
 LOOK_AHEAD = 1_000  # requests looked through for those of this lane
 
+_log = get_logger(__name__)
 _QUERIES = sql.queries("relay_control")
 
 
@@ -96,6 +99,11 @@ def note(conn: psycopg.Connection[Any], batch: Batch, records: Sequence[Record])
             answers.append({"id": id, "state": "dead", "outcome": words})
         else:
             answers.append({"id": id, "state": "published", "outcome": None})
+    counts = Counter(answer["state"] for answer in answers)
+    for outcome, count in counts.items():
+        metrics.labels("afluente_relay_reprocessed_total", outcome=outcome).inc(count)
+    if answers:
+        _log.info("relay.reprocessed", count=len(answers), **counts)
     _write(conn, answers)
 
 

@@ -22,8 +22,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import datetime
 from operator import attrgetter
 from os import getpid
 from typing import NoReturn
@@ -35,8 +35,10 @@ from afluente.clock import Clock, SystemClock
 from afluente.errors import Refused
 from afluente.settings import KafkaSettings
 from afluente.telemetry import get_logger, heartbeat, metrics
+from producers.relay import reprocess
 from producers.relay import source as reading
 from producers.relay.cluster import REQUEST_TIMEOUT_S, Cluster, ClusterFacts
+from producers.relay.control import Watch
 from producers.relay.errors import (
     LanesChanged,
     PositionError,
@@ -47,16 +49,18 @@ from producers.relay.errors import (
 )
 from producers.relay.lanes import LaneChange, Layout, current_layout, first_position
 from producers.relay.lease import Lease
+from producers.relay.numbers import Numbers
 from producers.relay.position import LAYOUT, Entry, Identity, Position, Witness, lane_key
 from producers.relay.publish import FENCED, REFUSED_RECORD, Report, Session, code_of
 from producers.relay.records import Record, record_of
-from producers.relay.source import Source, Waiting
+from producers.relay.source import Source
 from producers.relay.turns import Turns
 from schemas.topics import Topics
 
 PAUSE_MIN_S, PAUSE_MAX_S, PAUSE_GROWTH = 0.001, 0.05, 1.25
 # A poll is slow while an open transaction has many rows at the end of the table: then poll less, not all the time.
 POLL_SHARE, SLOW_PAUSE_MAX_S = 4, 0.5
+PAUSED_LOOK_S = 0.1
 IDLE_POSITION_EVERY_S = 5.0  # an old position makes the next start look through more ids
 DEFERRED_EVERY_S = 0.2
 REPORT_EVERY_S = 1.0
@@ -71,12 +75,14 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`chunk_rows`, `chunk_bytes`: bounds of one Kafka transaction. `log_records`: one log line for each record."""
+    """`chunk_rows`, `chunk_bytes`: bounds of one Kafka transaction. `log_records`: one log line for each record.
+    `numbers`: keep those that take a question to Postgres, for somebody who asks for metrics."""
 
     take_over: bool = False
     log_records: bool = False
     chunk_rows: int = reading.CHUNK_ROWS
     chunk_bytes: int = reading.CHUNK_BYTES
+    numbers: bool = False
 
 
 def instance_name() -> str:
@@ -105,6 +111,7 @@ class Relay:
         self._topics = Topics(kafka_settings.topic_prefix)
         self.instance = instance_name()
         self._use(Layout())
+        self._watch = Watch(postgres_url, kafka_settings.topic_prefix)
         self._stop = threading.Event()
         self._stopped_at: float | None = None
         # What outlives a round.
@@ -134,9 +141,11 @@ class Relay:
                 )
             if layout != self._layout:
                 self._use(layout)
+            self._watch.start()
             if self._lease.acquire(self._stop, take_over=self._options.take_over):
                 self._rounds(cluster)
         finally:
+            self._watch.stop()
             cluster.close()
             self._lease.release()
             self._tally.report()
@@ -164,7 +173,8 @@ class Relay:
         return None
 
     def _rounds(self, cluster: Cluster) -> None:
-        background = _Background(self._postgres_url, cluster)
+        numbers = Numbers(self._postgres_url, self._name) if self._options.numbers else None
+        background = _Background(self._postgres_url, cluster, numbers)
         pause = ROUND_PAUSE_MIN_S
         try:
             while not self._stop.is_set():
@@ -182,6 +192,7 @@ class Relay:
                         return
                     self._learn_from(error)
                     pause = ROUND_PAUSE_MIN_S if self._confirmed > confirmed else min(pause * 2, ROUND_PAUSE_MAX_S)
+                    metrics.labels("afluente_relay_session_losses_total", lane=self._name).inc()
                     _log.warning("relay.session_lost", lane=self._name, error=_words(error), again_in_s=pause)
                     self._stop.wait(pause)
         finally:
@@ -235,6 +246,7 @@ class Relay:
                 window_open=any(entry.window is not None for entry in position.entries),
                 t1=min(entry.t1 for entry in position.entries),
             )
+            self._note_answers(position.entries)
             # 7
             background.begin(facts)
             source.leave_out_sealed(position.entries)
@@ -243,7 +255,7 @@ class Relay:
                 lambda row: record_of(row, self._topics, facts.limits, facts.partitions, self._refused),
                 position.entries,
             )
-            self._publish(session, source, turns, position, background)
+            self._publish(session, source, turns, position, background, facts)
         finally:
             if session is not None:
                 session.discard()
@@ -252,7 +264,13 @@ class Relay:
             source.close()
 
     def _publish(
-        self, session: Session, source: Source, turns: Turns, position: Position, background: _Background
+        self,
+        session: Session,
+        source: Source,
+        turns: Turns,
+        position: Position,
+        background: _Background,
+        facts: ClusterFacts,
     ) -> None:
         written_at = deferred_at = time.monotonic()
         pause = PAUSE_MIN_S
@@ -265,7 +283,13 @@ class Relay:
             if background.attend(turns.entries):
                 source.leave_out_sealed(turns.entries)
 
+            if self._watch.halted:
+                # Lease, claim and months go on; so the lane stays ours, and is known to be alive.
+                self._stop.wait(PAUSED_LOOK_S)
+                continue
+
             began, before = time.monotonic(), position
+            position = self._publish_again(session, turns, position, facts)
             position = self._publish_next(session, turns, position)
             if position is not before:
                 written_at, pause, took = time.monotonic(), PAUSE_MIN_S, 0.0
@@ -288,10 +312,41 @@ class Relay:
         faults.point("relay.after_read")
         return self._commit(session, position, turns.entries, records)
 
+    def _publish_again(self, session: Session, turns: Turns, position: Position, facts: ClusterFacts) -> Position:
+        """Answer the requests to publish a dead letter again that these entries have not passed."""
+        requested = self._watch.requested
+        if all(entry.reprocessed >= requested for entry in turns.entries):
+            return position
+        with closing(postgres.connect(self._postgres_url, application_name="afluente-relay", autocommit=True)) as conn:
+            most = 1 if self._one_by_one else reprocess.AT_ONCE
+            prefix = self._kafka_settings.topic_prefix
+            batch = reprocess.next_batch(conn, prefix, turns.entries, requested, rows=most)
+            records = batch.records(self._topics, facts.limits, facts.partitions, self._refused)
+            turns.replace(batch.after)
+            if records:
+                position = self._commit(session, position, turns.entries, records, again=True)
+            faults.point("relay.reprocessed")
+            reprocess.note(conn, batch, records)
+        return position
+
+    def _note_answers(self, entries: Sequence[Entry]) -> None:
+        if any(entry.reprocessed for entry in entries):
+            with closing(
+                postgres.connect(self._postgres_url, application_name="afluente-relay", autocommit=True)
+            ) as conn:
+                reprocess.note_unnoted(conn, self._kafka_settings.topic_prefix, entries)
+
     def _commit(
-        self, session: Session, position: Position, entries: Sequence[Entry], records: Sequence[Record]
+        self,
+        session: Session,
+        position: Position,
+        entries: Sequence[Entry],
+        records: Sequence[Record],
+        *,
+        again: bool = False,
     ) -> Position:
-        """Commit `records` with the position after them, and return that position."""
+        """Commit `records` with the position after them, and return that position. `again`: of rows the position has
+        passed, which the table may have dropped."""
         dead = [record for record in records if record.dead]
         position = position.next(
             entries,
@@ -299,7 +354,7 @@ class Relay:
             at=self._clock.now(),
             published=len(records) - len(dead),
             dead=len(dead),
-            witness=_highest(records, one_entry=len(entries) == 1),
+            witness=None if again else _highest(records, one_entry=len(entries) == 1),
         )
         self._sending = records
         session.publish(records, position)
@@ -307,6 +362,8 @@ class Relay:
         self._confirmed = position.number
         self._one_by_one = max(0, self._one_by_one - len(records))
         self._tally.add(records)
+        if dead:
+            metrics.labels("afluente_relay_dead_lettered_total").inc(len(dead))
         for record in dead:
             self._refused.pop(record.row.seq, None)
             _log_dead_letter(record)
@@ -432,10 +489,11 @@ class _Tally:
 
 class _Background:
     """A thread for what may take long: it looks whether the cluster is still the one that the session began with, makes
-    the months ahead, and seals those that are over (both may wait for a lock)."""
+    the months ahead, seals those that are over (both may wait for a lock), and counts when `numbers` are kept."""
 
-    def __init__(self, postgres_url: str, cluster: Cluster) -> None:
-        self._url, self._cluster = postgres_url, cluster
+    def __init__(self, postgres_url: str, cluster: Cluster, numbers: Numbers | None) -> None:
+        self._url, self._cluster, self._numbers = postgres_url, cluster, numbers
+        self._moved_at = time.monotonic()
         self._expected: ClusterFacts | None = None
         self._entries: Sequence[Entry] = ()
         self._maintained = threading.Event()
@@ -446,12 +504,15 @@ class _Background:
     def begin(self, facts: ClusterFacts) -> None:
         """A session begins with these facts."""
         self._expected, self._changed = facts, None
+        if self._numbers is not None:
+            self._numbers.owned()
         if not self._thread.is_alive() and not self._stop.is_set():
             self._thread.start()
 
     def attend(self, entries: Sequence[Entry]) -> bool:
         """Note the position; True when it is time to look which months are sealed. SessionLost: the cluster changed."""
-        self._entries = entries
+        if self._entries is not entries:
+            self._entries, self._moved_at = entries, time.monotonic()
         if self._changed is not None:
             raise SessionLost(f"the cluster is no longer as it was: {self._changed}")
         if self._maintained.is_set():
@@ -473,6 +534,7 @@ class _Background:
                 maintained_at = now
                 if self._maintain(partitions=now - partitions_at >= PARTITIONS_EVERY_S):
                     partitions_at = now
+            self._count()
             self._stop.wait(WATCH_EVERY_S)
             self._watch()
 
@@ -488,6 +550,13 @@ class _Background:
         except Exception as error:
             # Away: the session finds out by itself.
             _log.debug("relay.watch_failed", error=_words(error))
+
+    def _count(self) -> None:
+        if self._numbers is not None and self._entries and not self._stop.is_set():
+            try:
+                self._numbers.show(self._entries, time.monotonic() - self._moved_at)
+            except psycopg.Error as error:
+                _log.debug("relay.watch_failed", error=_words(error))
 
     def _maintain(self, *, partitions: bool) -> bool:
         """True when it went well."""
@@ -528,36 +597,3 @@ def _log_dead_letter(record: Record) -> None:
 
 def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip()}"
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """A lane as it stands: its lease (None: nobody's), its position (None: never published), and what waits."""
-
-    name: str
-    owner: str | None
-    owner_since: datetime | None
-    owner_silent_s: float | None
-    takeovers: int
-    position: Position | None
-    waiting: Waiting
-
-
-def look(kafka_settings: KafkaSettings, postgres_url: str, *, lane: int = 0) -> State:
-    """Read a lane's state, disturbing nobody. The position may be a few seconds older than the owner's own."""
-    topics, key = Topics(kafka_settings.topic_prefix), lane_key(LAYOUT, lane)
-    cluster = Cluster(kafka_settings, topics)
-    try:
-        position = cluster.read_position(lane, key, lambda: None)
-        source = Source(postgres_url)
-        try:
-            lease = source.lane(kafka_settings.topic_prefix + key)
-            waiting = source.waiting(position.entries[0] if position is not None else Entry())
-        finally:
-            source.close()
-    finally:
-        cluster.close()
-    name = kafka_settings.topic_prefix + key
-    if lease is None or lease.instance is None:
-        return State(name, None, None, None, lease.takeovers if lease else 0, position, waiting)
-    return State(name, lease.instance, lease.owned_since, lease.silent_s, lease.takeovers, position, waiting)

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import threading
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ import typer
 
 from afluente.cli.registry import use_registry
 from afluente.cli.relay.supervise import Lanes, stop_with_supervisor
+from afluente.errors import Refused
 
 if TYPE_CHECKING:
     from afluente.settings import RelaySettings
@@ -87,6 +89,7 @@ class _Process:
         self._settings, self._options = settings, options
         self._stop = threading.Event()
         self._relay: Relay | None = None
+        self._serving = False
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop()
@@ -107,9 +110,25 @@ class _Process:
         # time. Beyond what is ever in hand at once, it is looked for after all.
         gc.freeze()
         gc.set_threshold(500_000, 10, 10)
-        self._relay = Relay(self._settings.kafka, self._settings.postgres.dsn, self._options, lane=lane)
+        options = replace(self._options, numbers=self._serve_metrics())
+        self._relay = Relay(self._settings.kafka, self._settings.postgres.dsn, options, lane=lane)
         if not self._stop.is_set():
             self._relay.run()
+
+    def _serve_metrics(self) -> bool:
+        """Listen where the settings say, once in this process; False when they say nothing."""
+        from afluente.telemetry import get_logger, metrics
+
+        if (address := self._settings.metrics.address) is None:
+            return False
+        if not self._serving:
+            try:
+                port = metrics.serve(*address)
+            except OSError as error:
+                raise Refused(f"AFLUENTE_METRICS={self._settings.metrics.listen}: {error}") from error
+            get_logger(__name__).info("process.metrics", address=address[0], port=port)
+            self._serving = True
+        return True
 
     def run_all(self, lanes: int | None) -> None:
         """All lanes, however many there come to be. A lane that is alone needs no process of its own."""

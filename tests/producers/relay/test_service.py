@@ -11,7 +11,8 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from afluente import kafka as clients
 from producers.relay.errors import Superseded
-from producers.relay.service import Relay, look
+from producers.relay.service import Relay
+from producers.relay.status import look
 from tests.producers.relay.oracle import EVENT_TYPE, assert_exactly_once_in_order, event_id_of
 from tests.producers.relay.running import relay_of
 
@@ -155,7 +156,9 @@ def test_an_update_or_delete_of_published_rows_publishes_nothing(database, topic
 def test_status_tells_what_waits_and_who_owns_the_lane(database, topics, writers, reader, processes):
     writers.commit(3)
     before = json.loads(processes.run("relay", "status", "--format", "json").stdout)
-    assert (before["lag_rows"], before["owner"], before["position"], before["published"]) == (3, None, None, 0)
+    (lane,) = before["lanes"]
+    assert (before["state"], before["lag_rows"], before["published"]) == ("not running", 3, 0)
+    assert (lane["owner"], lane["number"], lane["entries"]) == (None, None, [])
     assert before["lag_seconds"] > 0
     relay = processes.start("relay", "run", "--log-records")
     lines = [relay.wait_for("relay.published", count=number, topic=topics.family("custom")) for number in (1, 2, 3)]
@@ -165,7 +168,9 @@ def test_status_tells_what_waits_and_who_owns_the_lane(database, topics, writers
     }
     after = json.loads(processes.run("relay", "status", "--format", "json").stdout)
     assert (after["lag_rows"], after["lag_seconds"], after["published"]) == (0, 0.0, 3)
-    assert after["owner"] == after["written_by"] == relay.wait_for("relay.ready")["instance"]
+    (lane,) = after["lanes"]
+    assert lane["owner"] == lane["written_by"] == relay.wait_for("relay.ready")["instance"]
+    assert (after["state"], lane["entries"][0]["slots"], after["rows_per_s"] > 0) == ("running", [[0, 255]], True)
     assert "owner" in processes.run("relay", "status").stdout
     assert relay.terminate() == 0
 
