@@ -187,7 +187,7 @@ class _Mending:
         self._table.advance_sequence(comparison.highest_seq)
         _log.info(
             "relay.repositioned",
-            cases=list(diagnosis.cases),
+            cases=[str(case) for case in diagnosis.cases],
             to_publish=comparison.to_publish,
             assumed_published=comparison.assumed,
             lost=comparison.lost,
@@ -221,7 +221,7 @@ class _Mending:
         if not self._options.apply:
             return self._outcome(diagnosis, None)
         target = self._write([replace(position, identity=self._now) for position in self._positions])
-        _log.info("relay.repositioned", cases=list(diagnosis.cases), pg_upgrade=True)
+        _log.info("relay.repositioned", cases=[str(case) for case in diagnosis.cases], pg_upgrade=True)
         return self._outcome(diagnosis, None, 0, target)
 
     def _diagnose(self, published_to: str | None) -> Diagnosis:
