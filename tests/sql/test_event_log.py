@@ -492,16 +492,20 @@ def _wait_until(conn, question, timeout="30s"):
     )
 
 
-def test_a_payload_nested_deeper_than_any_reader_is_refused(database):
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT emit_event_for(%s, 'x.y', 'x', NULL, %s::jsonb, '{}', NULL)",
+        "SELECT emit_event('x.y', 'x', NULL, %s::jsonb) FROM set_config('app.organization_id', %s::text, false)",
+    ],
+)
+def test_a_payload_nested_deeper_than_any_reader_is_refused(database, statement):
     organization = database.organization()
 
     def emit(levels):
         payload = '{"a":' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
-        return database.execute(
-            "SELECT emit_event_for(%s, 'x.y', 'x', NULL, %s::jsonb, '{}', NULL)",
-            [organization, payload],
-            role=postgres.WORKER_ROLE,
-        )
+        parameters = [organization, payload] if "_for" in statement else [payload, organization]
+        return database.execute(statement, parameters, role=postgres.WORKER_ROLE)
 
     assert emit(200)
     with pytest.raises(psycopg.Error, match="nested deeper") as error:
