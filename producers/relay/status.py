@@ -42,7 +42,7 @@ SCAN_ROWS = 100_000  # back from the newest, for what an open transaction hides
 SILENT_S = 8.0
 STILL_S = 30.0
 BEHIND_S = 60.0
-OLD_TRANSACTION_S = 300.0
+OLD_TRANSACTION_S, VERY_OLD_TRANSACTION_S = 300.0, 3600.0
 MONTHS_AHEAD = timedelta(days=31)
 
 _QUERIES = sql.queries("relay_control")
@@ -393,11 +393,13 @@ def _of_transaction(transaction: Transaction) -> Iterator[Remark]:
     months = transaction.months_held
     held = f"; {months} month{'s' * (months > 1)} cannot be sealed" if months else ""
     where = f"database {transaction.database}, {transaction.user}"
+    harm = transaction.writes_events or months or (transaction.age_s or 0.0) > VERY_OLD_TRANSACTION_S
+    severity = Severity.warning if harm else Severity.note
     if transaction.gid is not None:
         quoted = transaction.gid.replace("'", "''")
         yield Remark(
             "relay.prepared_transaction",
-            Severity.warning,
+            severity,
             f"prepared transaction {transaction.gid!r} ({where}) is forgotten, it seems: prepared "
             f"{_moment(transaction.since)}; {hides}{held}. The relay does not wait for it",
             f"connected to {transaction.database}: COMMIT PREPARED '{quoted}' or ROLLBACK PREPARED '{quoted}'; "
@@ -407,7 +409,7 @@ def _of_transaction(transaction: Transaction) -> Iterator[Remark]:
         application = f", {transaction.application}" if transaction.application else ""
         yield Remark(
             "relay.open_transaction",
-            Severity.warning,
+            severity,
             f"pid {transaction.pid} ({where}{application}; {transaction.state}) has a transaction open since "
             f"{_moment(transaction.since)}; {hides}{held}. The relay does not wait for it",
             f"end it where it was begun, or SELECT pg_terminate_backend({transaction.pid}): its writes are then undone",

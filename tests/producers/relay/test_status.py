@@ -8,8 +8,10 @@ import psycopg
 import pytest
 from psycopg import sql as pgsql
 
+from afluente.telemetry import metrics
 from producers.relay.control import Pause
-from producers.relay.position import DatabaseIdentity, Entry, Identity, KafkaIdentity, Position, Snapshot, Window
+from producers.relay.numbers import Numbers
+from producers.relay.position import DatabaseIdentity, Entry, Head, Identity, KafkaIdentity, Position, Snapshot, Window
 from producers.relay.source import Waiting
 from producers.relay.status import (
     EntryState,
@@ -157,6 +159,14 @@ def state(*lanes, **columns):
             "it has written no event",
             "COMMIT PREPARED 'o''k' or ROLLBACK PREPARED 'o''k'",
         ),
+        (
+            state(transactions=(transaction(age_s=400.0, writes_events=False, months_held=0),)),
+            "running",
+            "relay.open_transaction",
+            Severity.note,
+            "it has written no event. The relay does not wait for it",
+            "end it where it was begun",
+        ),
         (state(transactions=(transaction(age_s=30.0),)), "running", None, None, "", ""),
     ],
 )
@@ -266,3 +276,33 @@ def test_what_a_relay_would_refuse_is_said(database, topics, writers, reader):
     assert found.words == "refused"
     assert "put back to an earlier state" in found.refusals[0]
     assert found.lanes[0].owner is None
+
+
+def test_the_organizations_with_the_largest_backlogs_are_named_in_the_metrics_and_no_others(database, writers):
+    large, small = writers.organizations[0], writers.organizations[1]
+    writers.commit(9, large)
+    for number in range(12):
+        writers.commit(1, writers.add(database.organization(f"Klein {number}")))
+    numbers = Numbers(database.url, "t.relay-1-0")
+    rest, own = Entry().split_off(large)
+    numbers.show([rest, own], 1.5)
+    shown = values()
+    assert shown['afluente_relay_lag_rows{lane="t.relay-1-0"}'] == 21
+    assert shown['afluente_relay_lag_seconds{lane="t.relay-1-0"}'] > 0
+    assert shown['afluente_relay_position_age_seconds{lane="t.relay-1-0"}'] == 1.5
+    assert shown[f'afluente_relay_organization_lag_rows{{organization="{large}"}}'] == 9
+    assert shown[f'afluente_relay_organization_split_off{{organization="{large}"}}'] == 1
+    assert sum(name.startswith("afluente_relay_organization_lag_rows{") for name in shown) == 10
+
+    writers.commit(2, small)
+    ((snapshot, top),) = database.execute("SELECT pg_current_snapshot()::text, max(seq) FROM event_log")
+    numbers.show([Entry().opened(Head(Snapshot.parse(snapshot), top)).read_to(top - 1)], 0.0)
+    named = [name for name in values() if name.startswith("afluente_relay_organization_")]
+    assert named == [f'afluente_relay_organization_lag_rows{{organization="{small}"}}']
+    Numbers(database.url, "t.relay-2-0")  # the lanes were changed: this process has another one now
+    assert not any("relay-1-0" in name for name in values())
+
+
+def values():
+    lines = (line for line in metrics.exposition().decode().splitlines() if line[0] != "#")
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
