@@ -4,7 +4,6 @@ More of the same, and the defect that leaves them, in tests/faults/test_relay_un
 """
 
 import json
-import os
 import threading
 
 import pytest
@@ -42,7 +41,7 @@ def repair(topics, **options):
 
 
 def test_the_command_shows_then_aborts_and_finishes_what_a_crash_cut_short(
-    topics, database, writers, lost, processes, tmp_path
+    topics, database, writers, lost, processes, tmp_path, monkeypatch
 ):
     def run(*arguments, **env):
         done = processes.run("relay", "repair", "--older-than", "0", "--format", "json", *arguments, env=env)
@@ -57,13 +56,18 @@ def test_the_command_shows_then_aborts_and_finishes_what_a_crash_cut_short(
     assert in_order[-1] == (topics.positions, 0)
     assert "afluente relay repair --yes" in words
 
+    monkeypatch.setattr(repairing, "CLEANUP_INTERVAL_S", -60.0)  # as if 20 s had passed
+    (finding,) = doctor._transactions(topics.settings)
+    assert (finding.state, finding.fix) == (doctor.State.problem, "stop every relay, then: afluente relay repair")
+    assert f"{in_order[0][0]}[{in_order[0][1]}]" in finding.found
+
     passes = tmp_path / "passes"
     status, *_ = run("--yes", AFLUENTE_FAULT="relay.repair.after_marker:1:KILL", AFLUENTE_FAULT_LOG=passes)
     assert (status, passes.read_text().split()[-1]) == (-9, "KILL")
     status, mended, words = run("--yes")
     assert status == 0, words
     assert [(row["topic"], row["partition"], row["applied"]) for row in mended] == [(*p, True) for p in in_order[1:]]
-    assert repairing.find(topics.settings) == []
+    assert [finding.state for finding in doctor._transactions(topics.settings)] == [doctor.State.ok]
     hanging.assert_the_relay_goes_on(topics, database, writers)
 
 
@@ -116,26 +120,3 @@ def test_another_producers_hanging_transaction_is_ended_only_when_asked_for(topi
     assert [(item.state, item.applied) for item in repair(topics)] == [(State.foreign, False)]
     assert [(item.place, item.applied) for item in repair(topics, any_producer=True)] == [(place, True)]
     assert topics.records(place.topic) == []
-
-
-def test_doctor_finds_what_hangs(topics, database, tmp_path, monkeypatch):
-    topics.create_families()
-    environment = {
-        "PATH": os.environ["PATH"],
-        "KAFKA_BOOTSTRAP_SERVERS": topics.kafka.bootstrap_servers,
-        "DATABASE_URL": database.url,
-        "AFLUENTE_TOPIC_PREFIX": topics.prefix,
-        "AFLUENTE_ENVIRONMENT": "test",
-    }
-
-    def look():
-        return {f.check: f for f in doctor.examine(environment, tmp_path)}["kafka.transactions"]
-
-    assert look().state is doctor.State.ok
-    place = Place(topics.positions, 3)
-    hanging.hang(topics.settings, f"{topics.prefix}relay-1-3", place)
-    monkeypatch.setattr(repairing, "CLEANUP_INTERVAL_S", -60.0)
-    found = look()
-    assert found.state is doctor.State.problem
-    assert str(place) in found.found
-    assert "afluente relay repair" in found.fix
