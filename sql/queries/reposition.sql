@@ -36,6 +36,7 @@ ANALYZE pg_temp.reposition_found;
 -- restamped with it would never be published. `oldest`: before it, months have left the table.
 SELECT pg_current_snapshot()::text AS s1,
        COALESCE((SELECT e.seq FROM event_log e ORDER BY e.seq DESC LIMIT 1), 0) AS t1,
+       (SELECT e.id::text FROM event_log e ORDER BY e.seq DESC LIMIT 1) AS witness,
        COALESCE((SELECT min(p.month)::timestamp AT TIME ZONE 'UTC' FROM afluente.event_log_partitions() p), '-infinity') AS oldest,
        COALESCE((SELECT max(r.id) FROM afluente.relay_reprocess r), 0) AS reprocess_top;
 
