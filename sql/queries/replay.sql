@@ -111,7 +111,7 @@ UPDATE afluente.relay_replay
        finished_at = CASE WHEN %(finished)s THEN COALESCE(finished_at, clock_timestamp()) ELSE finished_at END
  WHERE id = %(id)s;
 
--- name: unfinished
+-- name: recent
 SELECT r.id::text AS id, r.created_at, r.actor, r.reason, r.arguments ->> 'to' AS "to", r.progress, r.progress_at, r.finished_at
   FROM afluente.relay_replay r
  ORDER BY r.created_at DESC

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 PLAN_ROWS = 1_000
 NOTE_EVERY_S = 1.0
 FAILURES_SHOWN = 100
+LISTED = 100
 
 
 class SourceOption(StrEnum):
@@ -66,6 +67,7 @@ def replay(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
     reason: Annotated[str, typer.Option("--reason", help="why, for the record")] = "",
     resume: Annotated[str | None, typer.Option("--resume", help="go on with this replay", metavar="ID")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="show the replays there were, and how far they are")] = False,
     format: FormatOption = Format.text,
 ) -> None:
     """Deliver events again from a place in the past, to a worker, to all workers that take them, or to a topic.
@@ -75,7 +77,8 @@ def replay(
     or killed, is resumed where it stood: nothing is sent twice, nothing left out.
 
     Exit status: 3 when nothing matched, or nothing is to do; 5 when some events could not be sent (see `failures`);
-    130 when interrupted. JSON keys: action, applied, replay_id, source, to, again, finished, events, organizations,
+    130 when interrupted. JSON keys (of --list: replay_id, created_at, actor, reason, to, events, read, sent, skipped,
+    failed, progress_at, finished_at): action, applied, replay_id, source, to, again, finished, events, organizations,
     untaken, done, dead, open, to_do, counts [{event_type, to, done, dead, open, to_do}], and of a run read, sent,
     skipped, failed, failures [{event, error}]. `done`, `dead`, `open` are deliveries as they stand; `to_do` is what the
     replay makes workers do; `dead` is for `afluente dlq`, and done again with --again.
@@ -94,6 +97,11 @@ def replay(
     use_registry(settings.kafka.topic_prefix, writes=True)
     wanted = {"--from-offset": from_offset, "--since": since, "--from-position": from_position, "--event-id": event_id}
     given = [name for name, value in wanted.items() if value]
+    if list_:
+        if given or to or resume:
+            raise typer.BadParameter("--list shows what there is, and takes nothing else")
+        _list(settings, format)
+        return
     if resume is not None:
         if given or to or org or type_ or until or topic or source or archive or again or dry_run:
             raise typer.BadParameter("--resume goes on with what the replay was asked to do: give --rate at most")
@@ -183,6 +191,8 @@ def _begin(
         targets = addressing.find_targets(sources.conn, settings.kafka, to)
         chosen = frozenset(organizations.identify(sources.conn, word) for word in orgs)
         wanted = Selection(asked.parts(sources), chosen, frozenset(types))
+        for remark in sources.remarks[:10]:
+            say(remark)
         plan = _plan(sources, wanted, addressing.Addressing(sources.conn, targets, again=again))
         result = {"action": "replay", "applied": False, "replay_id": None, "source": wanted.source, "to": to}
         result |= {"again": again, "finished": False} | _counts(plan)
@@ -229,6 +239,23 @@ def _begin(
         sources.close()
 
 
+def _list(settings: Any, format: Format) -> None:
+    import sql
+    from afluente import postgres
+
+    rows = []
+    with postgres.connect(settings.postgres.dsn, application_name="afluente relay replay") as conn:
+        for row in conn.execute(sql.queries("replay")["recent"], {"limit": LISTED}):
+            replay_id, created_at, actor, reason, to, progress, progress_at, finished_at = row
+            counts = {name: progress.get(name, 0) for name in ("events", "read", "sent", "skipped", "failed")}
+            about = {"replay_id": replay_id, "created_at": created_at, "actor": actor, "reason": reason, "to": to}
+            rows.append(about | counts | {"progress_at": progress_at, "finished_at": finished_at})
+    show(rows, format)
+    if not rows:
+        say("there was no replay")
+        raise typer.Exit(Exit.FOUND)
+
+
 def _resume(settings: Any, replay_id: UUID, rate: float | None, format: Format) -> None:
     import sql
     from afluente.errors import Refused
@@ -238,7 +265,7 @@ def _resume(settings: Any, replay_id: UUID, rate: float | None, format: Format) 
     try:
         row = sources.conn.execute(sql.queries("replay")["replay"], {"id": replay_id}).fetchone()
         if row is None:
-            raise Refused(f"there is no replay {replay_id}", hint="its id was said when it began")
+            raise Refused(f"there is no replay {replay_id}", hint="afluente relay replay --list")
         number, arguments, progress, _, finished_at, is_young = row
         if finished_at is not None:
             say(f"this replay was finished at {finished_at.isoformat()}")

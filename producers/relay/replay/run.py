@@ -5,6 +5,9 @@ What must stay true:
   position, are never touched;
 - how far the replay has come is read from Kafka when a session begins, after it has fenced whoever ran the same replay
   before, never taken from memory: so nothing is sent twice, and nothing left out, whenever the process is killed;
+- of several processes that run the same replay the last to have claimed it goes on, the others end. The first
+  transaction of a session is the unchanged progress with the process's own mark: a fenced session looks the same
+  whether the broker timed its transaction out or a rival began, and the mark tells;
 - a transaction is open only while its page is sent, whatever the rate: readers of the target wait for its end.
 
 The progress is the metadata of the offset of the replay's group at one partition, written by the transaction itself.
@@ -13,6 +16,7 @@ Kafka keeps it for seven days after the last of it.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +30,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from afluente import faults, kafka
 from afluente.errors import Refused, Unavailable
 from afluente.settings import KafkaSettings
-from producers.relay.publish import BATCH_BYTES, BATCH_ROOM, FENCED, RETRY_FOR_S, SEND_TIMEOUT_MS, code_of
+from producers.relay.publish import BATCH_BYTES, BATCH_ROOM, RETRY_FOR_S, SEND_TIMEOUT_MS
 from producers.relay.records import BATCH_OVERHEAD, HEADER_OVERHEAD
 from producers.relay.replay.selection import Progress, Selection
 from producers.relay.replay.sources import Found, Headers, Sources
@@ -113,6 +117,8 @@ class Replay:
         self._lost: str | None = None
         self._free_at = 0.0  # monotonic: until then the rate has been used up
         self._committed: Progress | None = None
+        self._instance = secrets.token_hex(6)
+        self._claimed = False
 
     def stop(self) -> None:
         """End after the page in hand. May be called from a signal handler."""
@@ -126,10 +132,8 @@ class Replay:
             before = self._committed
             try:
                 return self._session()
-            except (KafkaException, _SessionLost) as error:
-                code = error.code if isinstance(error, _SessionLost) else code_of(error)
-                if code in FENCED:
-                    raise Superseded() from error
+            except (KafkaException, _SessionLost, SystemError) as error:
+                # SystemError: what a client makes of its own exception inside a callback, when it is fenced in a flush.
                 if self._committed != before:
                     deadline = time.monotonic() + RETRY_FOR_S
                 if self._stop.is_set() or time.monotonic() > deadline:
@@ -145,15 +149,19 @@ class Replay:
             client.delete_consumer_groups([group])[group].result(CALL_TIMEOUT_S)
 
     def _session(self) -> Progress:
-        """1. fence, 2. how far are we?, 3. page by page."""
+        """1. is it still ours?, 2. fence, 3. how far are we?, 4. claim, 5. page by page."""
         self._failure = self._lost = None
         producer = self._make_producer()
         consumer = kafka.consumer(self._settings, self._name, client_id=f"afluente-{self._name}")
         try:
+            if self._claimed:
+                self._read_progress(consumer)  # before the rival that fenced us would be fenced
             self._again(lambda: producer.init_transactions(CALL_TIMEOUT_S))
             producer.poll(0)
             self._lost = None  # what failed while connecting says nothing of the connections in use
-            progress = self._committed = self._read_progress(consumer)
+            progress = replace(self._read_progress(consumer), instance=self._instance)
+            self._commit(producer, consumer, (), progress)
+            self._claimed, self._committed = True, progress
             self._told(progress)
             written_at, kept = time.monotonic(), progress
             while progress.part < len(self._wanted.parts) and not self._stop.is_set():
@@ -241,10 +249,15 @@ class Replay:
         if found[0].error is not None:
             raise KafkaException(found[0].error)
         if found[0].offset < 0:
+            if self._claimed:  # a rival has finished it
+                raise Superseded()
             if not self._is_new:
                 raise Expired()
             return Progress()
-        return Progress.parse(found[0].metadata or "")
+        progress = Progress.parse(found[0].metadata or "")
+        if self._claimed and progress.instance != self._instance:
+            raise Superseded()
+        return progress
 
     def _make_producer(self) -> Producer:
         return kafka.producer(
@@ -274,9 +287,9 @@ class Replay:
 
     def _require_well(self) -> None:
         if self._failure is not None:
-            raise _SessionLost(f"a record was not delivered: {self._failure.str()}", self._failure.code())
+            raise _SessionLost(f"a record was not delivered: {self._failure.str()}")
         if self._lost is not None:
-            raise _SessionLost(f"the connection to the broker was lost ({self._lost})", None)
+            raise _SessionLost(f"the connection to the broker was lost ({self._lost})")
 
     # Callbacks run inside flush and poll: they only note.
 
@@ -289,9 +302,7 @@ class Replay:
 
 
 class _SessionLost(Exception):
-    def __init__(self, reason: str, code: int | None) -> None:
-        self.code = code
-        super().__init__(reason)
+    """This producer is to be thrown away."""
 
 
 def name_of(replay_id: UUID) -> str:

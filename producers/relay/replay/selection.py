@@ -17,7 +17,7 @@ from uuid import UUID
 from pydantic import TypeAdapter
 
 from producers.relay.errors import PositionError
-from producers.relay.position import Entry, Snapshot, Window
+from producers.relay.position import Entry, Snapshot, Window, one_slot
 
 MAX_POSITION_BYTES = 1_000_000
 MAX_OFFSET = 2**63 - 1
@@ -102,18 +102,22 @@ class Progress:
     """Deliveries that were over already, and for which nothing was sent."""
     failed: int = 0
     """Events that could not be made a record, or whose bytes are no event."""
+    instance: str = ""
+    """The process that wrote it: it tells a rival from a time-out of one's own."""
 
     def format(self) -> str:
         """As metadata of a consumer group's offset, of which a broker takes 4,096 bytes."""
-        return json.dumps([self.part, self.cursor, self.read, self.sent, self.skipped, self.failed])
+        return json.dumps([self.instance, self.part, self.cursor, self.read, self.sent, self.skipped, self.failed])
 
     @classmethod
     def parse(cls, text: str) -> Progress:
         """ValueError when it is something else."""
         try:
-            part, cursor, *counts = json.loads(text)
-            if isinstance(cursor, list) and len(counts) == 4 and all(isinstance(n, int) for n in [part, *counts]):
-                return cls(part, cursor, *counts)
+            instance, part, cursor, *counts = json.loads(text)
+            read, sent, skipped, failed = counts
+            numbers = all(isinstance(number, int) for number in (part, *counts))
+            if numbers and isinstance(cursor, list) and isinstance(instance, str):
+                return cls(part, cursor, read, sent, skipped, failed, instance)
         except (TypeError, ValueError):
             pass
         raise ValueError(f"{text[:100]!r} is not the progress of a replay")
@@ -163,23 +167,11 @@ def parse_position(text: str) -> tuple[Entry, ...]:
 def is_to_come(entries: Sequence[Entry], tx_id: int, seq: int, organization_id: UUID) -> bool:
     """Had a relay at this position the row still before it? Not one of an organization that the position says nothing
     about."""
-    entry = _entry_of(entries, organization_id)
+    entry = next((entry for entry in entries if entry.covers(organization_id)), None)
     if entry is None or (entry.s1.shows(tx_id) and seq <= entry.t1):
         return False
     window = entry.window
     return window is None or not (window.s2.shows(tx_id) and seq <= window.last)
-
-
-def _entry_of(entries: Sequence[Entry], organization_id: UUID) -> Entry | None:
-    slot = organization_id.bytes[-1]
-    by_slot = None
-    for entry in entries:
-        own: UUID | None = getattr(entry, "organization", None)
-        if own == organization_id:
-            return entry
-        if own is None and any(first <= slot <= last for first, last in entry.slots):
-            by_slot = entry
-    return by_slot
 
 
 def _entries(data: Any) -> Iterator[Mapping[str, Any]]:
@@ -201,16 +193,23 @@ def _entry(data: Mapping[str, Any]) -> Entry:
         s2, t2, last = parts
         window = Window(_snapshot(s2, "s2"), _number(t2, "t2"), _number(last, "last"))
     options: dict[str, Any] = {}
-    if (slots := data.get("slots")) is not None:
-        options["slots"] = tuple(_slots(slots))
     if (organization := data.get("organization")) is not None:
-        if not isinstance(organization, str):
-            raise ValueError("organization is no id")
-        options["organization"] = UUID(organization)
+        options["organization"] = _id(organization)
+        options["slots"] = one_slot(options["organization"])
+    elif (slots := data.get("slots")) is not None:
+        options["slots"] = tuple(_slots(slots))
+    if without := data.get("without"):
+        if not isinstance(without, list):
+            raise ValueError("without is no list of ids")
+        options["without"] = frozenset(map(_id, without))
+    return Entry(_snapshot(data["s1"], "s1"), _number(data["t1"], "t1"), window, **options)
+
+
+def _id(value: Any) -> UUID:
     try:
-        return Entry(_snapshot(data["s1"], "s1"), _number(data["t1"], "t1"), window, **options)
-    except TypeError as error:
-        raise ValueError(f"an entry that this version does not know: {error}") from None
+        return UUID(value)
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError(f"{str(value)[:80]!r} is no organization's id") from None
 
 
 def _slots(slots: Any) -> Iterable[tuple[int, int]]:

@@ -106,6 +106,8 @@ class Sources:
         self._consumer: Consumer | None = None
         self._at: tuple[str, int, int] | None = None  # where the consumer reads on
         self._archived: tuple[Part, Cursor, Iterator[Row]] | None = None
+        self.remarks: list[str] = []
+        """What a person should know of the parts that were found."""
 
     def close(self) -> None:
         if self._consumer is not None:
@@ -123,6 +125,8 @@ class Sources:
         if force == "topic":
             return (self._since_in_topics(since, until, required=False),)
         (dropped,) = self._one("dropped_until")
+        if dropped is not None and since < dropped and force == "table":
+            self.remarks.append(f"event_log begins at {dropped.isoformat()}: what is older is not replayed")
         if dropped is None or since >= dropped or force == "table":
             return (self._table(since, until, self._first_seq(since)),)
         older_until = dropped if until is None else min(dropped, until)
@@ -235,8 +239,11 @@ class Sources:
             # No record so late: -1. The first one that is there, of a partition that has lost others: maybe not the
             # first there was.
             first = ends[place] if firsts[place] < 0 else firsts[place]
-            if required and begins[place] > 0 and first <= begins[place]:
-                raise NotCovered(f"{place[0]}[{place[1]}] no longer reaches back to {since.isoformat()}")
+            if begins[place] > 0 and first <= begins[place]:
+                said = f"{place[0]}[{place[1]}] may no longer reach back to {since.isoformat()}"
+                if required:
+                    raise NotCovered(said)
+                self.remarks.append(said)
             if first < ends[place]:
                 ranges.append((*place, first, ends[place]))
         return Part("topic", since, until, ranges=tuple(ranges))

@@ -71,7 +71,9 @@ def test_a_position_is_read_in_each_form_that_people_have_it_in(entry):
         "", "12", "3:4:/", "3:4:/x", "9:4:/1", "{", "{}", '{"s1": 3, "t1": 4}', '{"s1": "3:4:", "t1": "4"}', "[" * 5000,
         '{"s1": "3:4:", "t1": -1}',
         '{"s1": "3:4:", "t1": 9, "s2": "3:4:"}', '{"s1": "3:4:", "t1": 1, "slots": [[9, 3]]}',
-        '{"s1": "3:4:", "t1": 1, "slots": 3}', '{"s1": "3:4:", "t1": true}', "{" + " " * 1_000_000 + "}",
+        '{"s1": "3:4:", "t1": 1, "slots": 3}', '{"s1": "3:4:", "t1": 1, "organization": 3}',
+        '{"s1": "3:4:", "t1": 1, "without": "all"}', '{"s1": "3:4:", "t1": 1, "without": [1]}',
+         '{"s1": "3:4:", "t1": true}', "{" + " " * 1_000_000 + "}",
     ],
 )  # fmt: skip
 def test_what_is_no_position_is_refused(text):
@@ -92,21 +94,31 @@ def test_to_come_is_the_rest_of_the_window_and_what_is_after_it(entry, tx_id, se
 
 
 def test_an_entry_speaks_for_its_organizations_only():
-    low, high = UUID(int=3), UUID(int=200)
-    parts = (Entry(Snapshot(9, 9), 5, slots=((0, 99),)),)
+    low, busy, high = UUID(int=3), UUID(int=5), UUID(int=200)
+    data = {
+        "lanes": [
+            {"entries": [{"slots": [[0, 99]], "without": [str(busy)], "s1": "9:9:", "t1": 5, "s2": None}]},
+            {"entries": [{"slots": [[5, 5]], "organization": str(busy), "without": [], "s1": "30:30:", "t1": 50}]},
+        ]
+    }
+    parts = parse_position(json.dumps(data))
     assert is_to_come(parts, 10, 1, low)
     assert not is_to_come(parts, 5, 5, low)
+    assert not is_to_come(parts, 10, 1, busy)
+    assert is_to_come(parts, 10, 51, busy)
     assert not is_to_come(parts, 10, 1, high)
 
 
 @given(st.integers(0, 9), st.lists(st.one_of(st.integers(0, MAX_OFFSET), st.text(max_size=10))), st.integers(0, 2**60))
 def test_progress_comes_back_as_it_was_written(part, cursor, count):
-    progress = Progress(part, cursor, count, count + 1, count + 2, count + 3)
+    progress = Progress(part, cursor, count, count + 1, count + 2, count + 3, "me")
     assert Progress.parse(progress.format()) == progress
     assert len(Progress(9, [9999, MAX_OFFSET], *[2**60] * 4).format()) < 4096  # what a broker takes
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "[1,2,3,4,5,6]", "[0,[],1,2,3]", '["a",[],1,2,3,4]'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "[1,2,3,4,5,6]", '["",0,[],1,2,3]', "[0,0,[],1,2,3,4]", '["","a",[],1,2,3,4]']
+)
 def test_what_is_no_progress_is_not_guessed_at(text):
     with pytest.raises(ValueError, match="is not the progress of a replay"):
         Progress.parse(text)
