@@ -48,7 +48,7 @@ from producers.relay.comparing import (
     portions,
     tally,
 )
-from producers.relay.errors import PositionRefused
+from producers.relay.errors import OnStandby, PositionRefused
 from producers.relay.lanes import read_positions
 from producers.relay.position import Position
 from producers.relay.sides import CLOCKS_DIFFER, DeadLetter, Limits, NotComparable, Progress, Records, Rows, Window
@@ -120,8 +120,8 @@ def verify(
     `archived`: the archive's directory, for days whose month has left the table. Reads the topics from `since` to their
     ends once, and once more for each `at_once` events among which there is a difference.
 
-    Raises PositionRefused when the relay's position is of another database, Refused when a topic is missing or the
-    window is empty, ArchiveError when a day's file cannot be believed, and Unavailable, KafkaException or
+    Raises OnStandby, PositionRefused when the relay's position is of another database, Refused when a topic is missing
+    or the window is empty, ArchiveError when a day's file cannot be believed, and Unavailable, KafkaException or
     psycopg.OperationalError when a dependency is away.
     """
     if until is not None and until <= since:
@@ -157,17 +157,21 @@ def verify(
 @dataclass(frozen=True, slots=True)
 class _Scene:
     now: datetime
+    in_recovery: bool
     system_identifier: str
-    timeline: int | None
     database_oid: int
     database_name: str
     months: list[date]
 
 
 def _scene(conn: psycopg.Connection[Any]) -> _Scene:
+    conn.execute(_SQL["stay"])
     row = conn.cursor(row_factory=dict_row).execute(_SQL["scene"]).fetchone()
     assert row is not None
-    return _Scene(**row)
+    scene = _Scene(**row)
+    if scene.in_recovery:
+        raise OnStandby()  # rows that it has not received yet would look like records that nobody wrote
+    return scene
 
 
 def _require_own(positions: Iterable[Position], scene: _Scene, prefix: str) -> None:

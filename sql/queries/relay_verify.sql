@@ -1,6 +1,11 @@
+-- name: stay
+-- The topics are read while the transaction is idle, for minutes when they are long.
+SELECT set_config('idle_in_transaction_session_timeout', '0', true), set_config('statement_timeout', '0', true),
+       set_config('jit', 'off', true);
+
 -- name: scene
 -- What the comparison is made in: everything after this statement sees its snapshot. The months are those the table has.
-SELECT clock_timestamp() AS now, f.system_identifier, f.timeline, f.database_oid, f.database_name,
+SELECT clock_timestamp() AS now, f.in_recovery, f.system_identifier, f.database_oid, f.database_name,
        ARRAY(SELECT to_date(substring(c.relname FROM '_y([0-9]{4}m[0-9]{2})$'), 'YYYY"m"MM')
                FROM pg_inherits i
                JOIN pg_class c ON c.oid = i.inhrelid
