@@ -67,8 +67,15 @@ def reposition(
     outcome = Reposition(settings.kafka, settings.postgres.dsn, options, tell=_tell).run()
     show(_data(outcome, border), format)
     _explain(outcome, list_, border)
-    if outcome.diagnosis.cases and not outcome.applied:
+    if not outcome.applied and _is_to_mend(outcome):
         raise typer.Exit(Exit.FOUND)
+
+
+def _is_to_mend(outcome: Outcome) -> bool:
+    counts = outcome.comparison
+    if outcome.diagnosis.cases == ("never-published",):
+        return counts is not None and counts.records > 0
+    return bool(outcome.diagnosis.cases) or (counts is not None and counts.lost > 0)
 
 
 def _tell(read: int, total: int) -> None:
@@ -115,7 +122,7 @@ def _explain(outcome: Outcome, listed: Path | None, since: datetime | None) -> N
             say("not one record is of a row that is here: is it the right database, and the right topic prefix?")
     if outcome.applied:
         say("next: afluente relay run")
-    elif outcome.diagnosis.cases:
+    elif _is_to_mend(outcome):
         if counts is not None and "other-postgres" in outcome.diagnosis.cases:
             say("if it was pg_upgrade: afluente relay reposition --pg-upgrade")
         say("nothing was done; to do it: the same with --yes")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from producers.relay.errors import PositionError
 from producers.relay.position import (
     LAYOUT,
     Entry,
@@ -28,7 +27,7 @@ class Case(StrEnum):
     """What a person would call it. Several can hold at once."""
 
     NEVER_PUBLISHED = "never-published"  # no position, and none is missed
-    POSITIONS_LOST = "positions-lost"  # this database was published from, and there is no position
+    POSITIONS_LOST = "positions-lost"  # this database was published from, and a lane has no position
     OTHER_POSTGRES = "other-postgres"  # another system identifier: a dump restored elsewhere, or pg_upgrade
     OTHER_DATABASE = "other-database"  # another database of the same server
     FAILOVER = "failover-or-restore"  # another timeline
@@ -54,6 +53,9 @@ def diagnose(
 ) -> Diagnosis:
     """`last_seq`: where the sequence of event_log stands. `published_to`: the Kafka cluster that Postgres remembers.
     `has`: does event_log have this row?"""
+    if positions and not is_whole(positions):
+        reason = f"of {positions[0].lanes} lanes, only {len(positions)} have a position"
+        return Diagnosis((Case.POSITIONS_LOST,), (reason,))
     if not positions:
         if published_to is None:
             return Diagnosis((Case.NEVER_PUBLISHED,), ("nothing was ever published from this database",))
@@ -85,9 +87,14 @@ def diagnose(
     return Diagnosis(tuple(dict.fromkeys(cases)), tuple(reasons))
 
 
+def is_whole(positions: Sequence[Position]) -> bool:
+    """Has every lane of the layout its position?"""
+    return bool(positions) and {position.lane for position in positions} == set(range(positions[0].lanes))
+
+
 def published_at_most(positions: Sequence[Position]) -> int | None:
     """No row with a higher seq was ever published; None when that is not known."""
-    if not positions:
+    if not is_whole(positions):
         return None
     return max(
         max(entry.t1, entry.window.last if entry.window is not None else 0)
@@ -115,17 +122,15 @@ class Place:
 def positions_at(place: Place, old: Sequence[Position], now: Identity, known_layouts: Iterable[int]) -> list[Position]:
     """The positions to write, the one that makes them hold (lane 0's) last.
 
-    The lanes stay as they are. Where there are none (the positions are lost), one lane of a new layout takes all. Where
-    a change of lanes was under way, its end is made at once, in a layout that nobody has written of: of the layout it
+    The lanes stay as they are. Where one has no position (they are lost), one lane of a new layout takes all. Where a
+    change of lanes was under way, its end is made at once, in a layout that nobody has written of: of the layout it
     was going to there may be positions already.
     """
-    if not old:
+    if not is_whole(old):
         # Above anything known, so that whoever still runs under an old layout's id writes what nobody reads.
-        layout = max(known_layouts, default=LAYOUT - 1) + 1
+        layout = max((LAYOUT - 1, *known_layouts, *(position.layout for position in old))) + 1
         entry = Entry(place.s1, place.t1, reprocessed=place.reprocess_top)
         return [Position(now, (entry,), layout=layout, witness=place.witness)]
-    if {position.lane for position in old} != set(range(old[0].lanes)):
-        raise PositionError(f"of {old[0].lanes} lanes, only {len(old)} have a position")
     closing = next((position.closing for position in old if position.closing is not None), None)
     if closing is None:
         moved = [

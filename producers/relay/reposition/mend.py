@@ -37,7 +37,15 @@ from producers.relay.cluster import Cluster, ClusterFacts
 from producers.relay.lanes import fence, read_positions
 from producers.relay.lease import Lease
 from producers.relay.position import Identity, Position, lane_key
-from producers.relay.reposition.case import Case, Diagnosis, diagnose, layout_of, positions_at, published_at_most
+from producers.relay.reposition.case import (
+    Case,
+    Diagnosis,
+    diagnose,
+    is_whole,
+    layout_of,
+    positions_at,
+    published_at_most,
+)
 from producers.relay.reposition.content import Content, Found
 from producers.relay.reposition.table import ADVANCE_AT_MOST, Comparison, Table, is_conflict
 from producers.relay.source import Source
@@ -121,7 +129,7 @@ class Reposition:
         """The keys of all lanes that somebody may still believe to own."""
         prefix = self._settings.topic_prefix
         present = max((position.layout for position in positions), default=0)
-        keys = {position.key for position in positions}
+        keys = {lane_key(position.layout, lane) for position in positions for lane in range(position.lanes)}
         for position in positions:
             if position.closing is not None:
                 keys |= {lane_key(position.closing.layout, lane) for lane in range(position.closing.lanes)}
@@ -168,7 +176,7 @@ class _Mending:
         options = self._options
         if options.apply and (released := self._table.release_published()):
             _log.info("relay.deferred_settled", count=released)
-        without = not self._positions and Case.NEVER_PUBLISHED not in diagnosis.cases
+        anew = not is_whole(self._positions) and Case.NEVER_PUBLISHED not in diagnosis.cases
         with self._table.compared(
             content.border, since=options.since, published_at_most=published_at_most(self._positions)
         ) as comparison:
@@ -178,7 +186,7 @@ class _Mending:
             if not options.apply:
                 return self._outcome(diagnosis, comparison)
             self._require_sense(comparison)
-            settled = self._table.restamp(ask_again=self._settings.topic_prefix if without else None)
+            settled = self._table.restamp(ask_again=self._settings.topic_prefix if anew else None)
             self._check()
             faults.point("reposition.before_commit")
         faults.point("reposition.after_commit")

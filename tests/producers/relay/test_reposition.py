@@ -38,6 +38,8 @@ from tests.producers.relay.oracle import Reader, Writers, assert_exactly_once_in
 from tests.producers.relay.running import relay_of
 from tests.producers.relay.test_identity import recreate, run_until_it_ends
 
+EMIT_UNFIT = "SELECT emit_event_for(%s, 'lead.created', 'lead', NULL, '{}')"
+REQUEST = "SELECT afluente.request_reprocess(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, NULL)"
 FAULTS = ("before_commit:1", "after_commit:1", "lane_written:1", "lane_written:2", "before_sequence:1")
 
 
@@ -159,15 +161,22 @@ def test_topics_made_anew_get_what_the_table_has_and_a_killed_command_is_run_aga
 def test_lost_positions_are_found_again_and_what_has_expired_is_not_published_again(
     published, topics, database, writers, processes
 ):
-    place = next(r for r in published.records)
+    organization, other, *_ = writers.organizations
+    unfit = database.execute(EMIT_UNFIT, [organization], role="afluente_worker")[0][0]
+    with relay_of(topics, database):
+        published.wait_for(11)
+    place = next(record for record in published.records if event_id_of(record) != unfit)
     topic, partition = place.topic(), place.partition()
     asked = TopicPartition(topic, partition, place.offset() + 5)
     admin = clients.admin(topics.settings)
     (deleted,) = admin.delete_records([asked]).values()
     assert deleted.result(20).low_watermark == place.offset() + 5
     recreate(topics, topics.positions, POSITIONS_PARTITIONS, {"cleanup.policy": "compact"})
+    (written,) = database.execute("SELECT created_at FROM event_log WHERE id = %s", [unfit])
+    letter = [topics.prefix, "retry", organization, unfit, *written, "lead.created", 0, 0, datetime.now(UTC), "me", ""]
+    ((request,),) = database.execute(REQUEST, letter, role="afluente_worker")
     with database.connect() as held:
-        writers.emit(held, writers.organizations[1])  # open all the while
+        writers.emit(held, other)  # open all the while
         writers.commit(3)
         assert_refused(topics, database)
         seen = processes.run("relay", "reposition", "--format", "json")
@@ -175,12 +184,16 @@ def test_lost_positions_are_found_again_and_what_has_expired_is_not_published_ag
         assert json.loads(seen.stdout)["cases"] == ["positions-lost"]
         assert "nothing was done" in seen.stderr
         outcome = reposition(topics, database, apply=True)
-        assert counts(outcome) == {"published": 5, "to_publish": 3, "assumed": 5, "lost": 0}
+        assert counts(outcome) == {"published": 6, "to_publish": 3, "assumed": 5, "lost": 0}
         assert (outcome.layout, outcome.lanes) == (2, 1)
         held.commit()
+    assert database.execute("SELECT id > %s FROM afluente.relay_reprocess", [request]) == [(True,)]  # asked again
     with relay_of(topics, database):
-        published.wait_for(14)
-    assert_exactly_once_in_order(database, published.read_to_the_end())
+        published.wait_for(16)
+    records = published.read_to_the_end()
+    letters = [record for record in records if record.topic() == topics.relay_dead_letter]
+    assert [event_id_of(record) for record in letters] == [unfit, unfit]  # as it was asked for
+    assert_exactly_once_in_order(database, [record for record in records if record is not letters[0]])
     assert reposition(topics, database).diagnosis.cases == ()
 
 
@@ -257,6 +270,8 @@ def test_what_has_happened_is_said_in_cases_and_sentences():
     assert diagnosed([], published_to=None).cases == (Case.NEVER_PUBLISHED,)
     assert diagnosed([]).cases == (Case.POSITIONS_LOST,)
     assert diagnosed([], published_to="other").cases == (Case.OTHER_KAFKA,)
+    half = replace(Entry(), slots=lane_slots(0, 2))
+    assert diagnosed([position(identity=NOW, entries=(half,), lanes=2)]).cases == (Case.POSITIONS_LOST,)
     known = position(identity=NOW, witness=Witness(50, "x"))
     assert diagnosed([known]).cases == ()
     assert diagnosed([known], has=lambda witness: False).cases == (Case.EARLIER_STATE,)
@@ -290,9 +305,13 @@ def test_a_change_of_lanes_under_way_ends_in_a_layout_that_nobody_has_written_of
 
 
 def test_lost_positions_become_one_lane_of_a_layout_above_any_known():
+    entries = (Entry(PLACE.s1, 70, reprocessed=4),)
     (new,) = positions_at(PLACE, [], NOW, [1, 4, 2])
-    assert (new.key, new.lanes, new.entries) == ("relay-5-0", 1, (Entry(PLACE.s1, 70, reprocessed=4),))
-    assert published_at_most([]) is None
+    assert (new.key, new.lanes, new.entries) == ("relay-5-0", 1, entries)
+    one_of_two = [position(entries=(replace(entries[0], slots=lane_slots(1, 2)),), layout=6, lane=1, lanes=2)]
+    (new,) = positions_at(PLACE, one_of_two, NOW, [1])
+    assert (new.key, new.lanes, new.entries) == ("relay-7-0", 1, entries)
+    assert published_at_most([]) is published_at_most(one_of_two) is None
     assert (layout_of("t.relay-12-3", "t."), layout_of("relay-12-3", "t."), layout_of("u.t.relay-1-0", "t.")) == (
         12,
         None,
