@@ -31,9 +31,7 @@ def verify(
     org: Annotated[str | None, typer.Option("--org", help="only of this organization: its id, slug or name")] = None,
     archived: Annotated[
         Path | None,
-        typer.Option(
-            "--archive", help="the archive's directory, for months that have left the table", file_okay=False
-        ),
+        typer.Option("--archive", help="the archive's directory, for months that have left the table", file_okay=False),
     ] = None,
     hours: Annotated[
         bool, typer.Option("--hours", help="show every organization and hour, not only those that differ")
