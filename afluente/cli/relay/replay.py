@@ -345,7 +345,8 @@ def _run(
         say(f"interrupted; go on with: afluente relay replay --resume {replay_id}")
         raise typer.Exit(Exit.INTERRUPTED)
     run.forget()
-    say(f"{progress.sent:,} records sent for {progress.read:,} events; next: afluente worker list")
+    following = "; next: afluente worker list" if targets[0].worker else ""
+    say(f"{progress.sent:,} records sent for {progress.read:,} events{following}")
     if progress.failed:
         raise typer.Exit(Exit.PARTLY)
 

@@ -223,6 +223,58 @@ async def test_with_ordering_a_later_event_of_the_key_is_blocked_and_released(da
     }
 
 
+async def test_with_ordering_what_a_replay_runs_again_goes_behind_its_key(database, item):
+    who = deliveries(ordered=True)
+    now = whole_ms(datetime.now(UTC))
+    done, failing = item(key="a"), item(key="a")
+    assert await claim(database, who, [done]) == [Run(1, 0)]
+    async with await database.connect_async() as conn:
+        await who.claim(conn, [failing], now, timedelta(0), KEEP)
+        await who.put_off(conn, [(failing, PutOff("waiting", 1, now, "E", "broke"))], now, locked=True)
+
+    def replayed():
+        again = item(key="a", event=done.event)
+        again.record.again = 7
+        return again
+
+    assert await claim(database, who, [replayed()]) == [Blocked()]
+    assert await claim(database, who, [replayed()]) == [Duplicate()]  # its bytes wait with it
+    async with await database.connect_async() as conn:
+        retried = item(mark(2, due=now), key="a", event=failing.event)
+        assert await who.claim(conn, [retried], now, timedelta(0), KEEP) == [Run(2, 0, now)]
+        assert await who.release_keys(conn, ["a"], now) == 1
+    async with await database.connect_async() as conn:
+        [row] = await who.due_kept(conn, now, 10)
+        await who.no_longer_kept(conn, [row[:3]])
+    assert (row[1], row[4], row[5]) == (done.event.id, 0, 1)
+    assert await claim(database, who, [item(mark(1, 1, now), key="a", event=done.event)]) == [Run(1, 1)]
+    assert await claim(database, who, [replayed()]) == [Duplicate()]
+
+
+async def test_a_run_for_a_replay_that_is_lost_is_taken_over_under_the_same_generation(database, item):
+    mine, others = deliveries(ME, transactional=False), deliveries(OTHER, transactional=False)
+    first = item()
+    async with await database.connect_async() as conn:
+        await mine.renew(conn, "host", 1)
+        await mine.claim(conn, [first], NOW, timedelta(0), KEEP)
+        await mine.finish(conn, [first])
+
+    def replayed(number):
+        again = item(event=first.event)
+        again.record.again = number
+        return again
+
+    assert await claim(database, mine, [replayed(3)]) == [Run(1, 1, again=True)]
+    assert await claim(database, others, [second := replayed(3)]) == [Held()]
+    assert await claim(database, others, [replayed(4)]) == [Held()]  # a later replay finds it open
+    database.execute("UPDATE worker_process SET renewed_at = renewed_at - interval '301 seconds'")
+    assert await claim(database, others, [second]) == [Run(1, 1, None, ME)]
+    async with await database.connect_async() as conn:
+        assert await others.finish(conn, [second]) == {0}
+    assert await claim(database, mine, [replayed(3)]) == [Duplicate()]
+    assert await claim(database, mine, [replayed(4)]) == [Run(1, 2, again=True)]
+
+
 async def test_targets_are_fixed_by_the_first_who_looks(database, item):
     one = item()
     who = deliveries(transactional=False)
