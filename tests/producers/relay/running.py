@@ -22,6 +22,10 @@ def relay_of(topics, database, **options):
     thread.start()
     try:
         yield thread
+    except Exception as failed:
+        if ended:  # that is why the test could not go on
+            raise ended[0] from failed
+        raise
     finally:
         relay.stop()
         thread.join(15)
