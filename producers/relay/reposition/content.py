@@ -182,7 +182,10 @@ class Content:
             enable_partition_eof=True,
             fetch_wait_max_ms=20,
             reconnect_backoff_max_ms=500,
-            queued_max_messages_kbytes=32_768,  # read ahead of us, of all partitions together
+            # Read ahead of us, of all partitions together; a record in hand takes three times its bytes.
+            queued_min_messages=5_000,
+            queued_max_messages_kbytes=16_384,
+            fetch_max_bytes=8 * 1024 * 1024,
         )
 
 

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from psycopg.conninfo import make_conninfo
 
+import schemas
 from afluente import kafka as clients
 from afluente.cli.exits import Exit
 from afluente.errors import NotAllowed, Refused
@@ -209,7 +210,25 @@ def test_since_decides_by_hand_what_is_published_again(published, topics, databa
         assert len(reader.read_to_the_end()) == 3
 
 
-def test_rows_of_a_sealed_month_are_published_again_and_the_month_stays_sealed(published, topics, database):
+class Erased:
+    """A file to list into; as it is opened, which is between the comparison and the restamping, rows are erased."""
+
+    def __init__(self, path, database):
+        self.path, self.database, self.opened = path, database, 0
+
+    def open(self, *arguments, **options):
+        self.opened += 1
+        if self.opened == 1:
+            self.database.execute(
+                "SELECT set_config('afluente.rewrite', 'erasure', true);"
+                """UPDATE event_log SET metadata = '{"erased": 1}'"""
+            )
+        return self.path.open(*arguments, **options)
+
+
+def test_rows_of_a_sealed_month_are_published_again_as_they_are_and_it_stays_sealed(
+    published, topics, database, tmp_path
+):
     recreate(topics, topics.event("probe.counted"), 6, {})
     database.execute(
         "SELECT set_config('afluente.rewrite', 'erasure', true);"
@@ -218,9 +237,12 @@ def test_rows_of_a_sealed_month_are_published_again_and_the_month_stays_sealed(p
     database.execute("SELECT afluente.seal_event_log('900000000:900000000:', 10)")
     database.execute("SELECT afluente.seal_event_log('900000000:900000000:', 10)")
     assert database.execute("SELECT count(*) FROM event_log_seal WHERE sealed_at IS NOT NULL") != [(0,)]
-    reposition(topics, database, apply=True)
+    erased = Erased(tmp_path / "lost", database)
+    assert reposition(topics, database, apply=True, lost_file=erased).comparison.to_publish == 10
+    assert erased.opened == 2  # the first transaction gave way
     with closing(Reader(topics)) as reader, relay_of(topics, database):
-        reader.wait_for(10)
+        records = reader.wait_for(10)
+        assert all(schemas.decode(record.value()).metadata["erased"] == 1 for record in records)
         assert_exactly_once_in_order(database, reader.read_to_the_end())
     sealed = database.execute("SELECT count(*) FROM pg_trigger WHERE tgname = 'sealed'")
     assert sealed == database.execute("SELECT count(*) FROM event_log_seal WHERE sealed_at IS NOT NULL")
