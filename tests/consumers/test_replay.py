@@ -18,6 +18,7 @@ import schemas
 from afluente import archive
 from afluente import kafka as clients
 from afluente.cli.output import Format
+from afluente.cli.relay.replay import SourceOption
 from afluente.cli.relay.replay import replay as command
 from afluente.errors import Refused
 from afluente.verify import reconcile
@@ -296,6 +297,11 @@ def test_a_topic_of_somebody_elses_may_be(name):
         ({"event_id": ["nine"], "to": "plain-worker"}, "is not an id"),
         ({"resume": str(uuid4()), "to": "all"}, "--resume goes on"),
         ({"from_position": "here", "to": "plain-worker"}, "is neither S1/T1"),
+        ({"from_position": "3:3:/1", "to": "plain-worker", "source": SourceOption.archive}, "only the table can tell"),
+        ({"topic": "events.lead", "from_offset": "0", "to": "all"}, "is not PARTITION:OFFSET"),
+        ({"since": "999999d", "to": "all"}, "no time that a calendar has"),
+        ({"since": "1h", "to": "copy", "again": True}, "--again is for workers"),
+        ({"since": "1h", "to": "all", "rate": float("inf")}, "no number of events a second"),
     ],
 )
 def test_wrong_usage_is_said_before_anything_is_asked(options, refused, replay):
@@ -392,7 +398,7 @@ def test_a_month_the_table_lost_comes_from_the_topics_or_the_archive(database, t
     from_archive = replay(since=since, to=copy, archive=str(tmp_path))
     assert from_archive.data["source"].startswith("archive (before ")
     assert ids_in(topics, copy) == [*old, *new] * 2
-    assert replay(since=since, to=copy, source=SimpleNamespace(value="table")).data["read"] == 2
+    assert replay(since=since, to=copy, source=SourceOption.table).data["read"] == 2
     # By their ids: one from each.
     by_id = replay(event_id=[str(old[0]), str(old[1]), str(new[0])], to=copy, archive=str(tmp_path))
     assert by_id.data["source"] == "archive, then topic, then table"

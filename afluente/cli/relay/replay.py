@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ PLAN_ROWS = 1_000
 NOTE_EVERY_S = 1.0
 FAILURES_SHOWN = 100
 LISTED = 100
+EPOCH, FAR = datetime(1970, 1, 2, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 
 
 class SourceOption(StrEnum):
@@ -117,6 +119,8 @@ def replay(
         raise typer.BadParameter("offsets are a topic's: --source can only be topic")
     if from_position is not None and source not in (None, SourceOption.table):
         raise typer.BadParameter("only the table can tell what a position means: --source can only be table")
+    if again and not (to == "all" or to.endswith("-worker")):
+        raise typer.BadParameter("--again is for workers: a topic gets every event as it is")
     if source == SourceOption.archive and archive is None:
         raise typer.BadParameter("--source archive needs --archive DIR")
     if from_position is not None:
@@ -125,10 +129,10 @@ def replay(
     asked = _Asked(
         topic=topic,
         offsets=None if from_offset is None else _usage(parse_offsets, from_offset),
-        since=parse_time(since, now),
+        since=_time(since, now, "--since"),
         position=from_position,
         ids=_ids(event_id or []),
-        until=parse_time(until, now),
+        until=_time(until, now, "--until"),
         force=None if source is None else source.value,
         archive=archive,
     )
@@ -183,6 +187,8 @@ def _begin(
     from producers.relay.replay.selection import MAX_FILTERS, Selection
     from producers.relay.replay.sources import Sources
 
+    if rate is not None and not math.isfinite(rate):
+        raise typer.BadParameter(f"--rate: {rate} is no number of events a second")
     if max(len(orgs), len(types)) > MAX_FILTERS:
         raise typer.BadParameter(f"at most {MAX_FILTERS} organizations, and as many types")
     replay_id = uuid4()
@@ -429,6 +435,15 @@ def _counts(plan: Plan) -> dict[str, Any]:
             for (event_type, to), counts in sorted(plan.counts.items())
         ],
     }
+
+
+def _time(text: str | None, now: datetime, option: str) -> datetime | None:
+    """Since the epoch: no event is older, and times near the ends of what datetime holds have no neighbours."""
+    try:
+        moment = parse_time(text, now)
+        return None if moment is None else min(max(moment, EPOCH), FAR)
+    except OverflowError:
+        raise typer.BadParameter(f"{option}: {str(text)[:80]!r} is no time that a calendar has") from None
 
 
 def _ids(texts: list[str]) -> list[UUID]:

@@ -91,6 +91,22 @@ ORIGIN = {
 }
 
 
+def test_a_replay_asks_again_by_its_number_and_what_comes_of_it_does_not():
+    headers = [("x-replay-id", b"r"), ("x-again", b"12")]
+    assert records.read_again(record(headers)) == 12
+    assert records.read_again(record([("x-replay-id", b"r")])) == 0
+    following = records.marked_headers(headers, worker="w", origin=OWN, generation=3, attempt=2)
+    assert ("x-replay-id", b"r") in following
+    assert records.read_again(record(following)) == 0
+    assert records.read_again(record([*headers, ("x-generation", b"0")])) == 0
+
+
+@pytest.mark.parametrize("value", [b"", b"0", b"-1", b"1.5", b"again", b"9" * 19, b"9" * 400, "²".encode()])
+def test_a_number_that_no_replay_has_is_refused(value):
+    with pytest.raises(ValueError, match="x-again"):
+        records.read_again(record([("x-again", value)]))
+
+
 def test_an_origin_is_believed_on_the_workers_own_topics_only():
     assert records.origin_of(record(ORIGIN.items(), ours=True)) == Origin("events.lead", 1, 7, 1_700_000_000_001)
     assert records.origin_of(record(ORIGIN.items())) == OWN
