@@ -36,7 +36,12 @@ AHEAD_KIB = 16 * 1024
 
 MOVED_FOR_S = 5.0
 LEADER_MOVED = frozenset(  # librdkafka does not call these retriable when an admin client gets them
-    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH}
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
 )
 
 Place = tuple[str, int]  # topic, partition

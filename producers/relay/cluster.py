@@ -18,6 +18,7 @@ from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType
 
 from afluente import kafka
 from afluente.errors import Refused, Unavailable
+from afluente.kafka.reading import LEADER_MOVED
 from afluente.settings import KafkaSettings
 from producers.relay.errors import UndecidedError
 from producers.relay.position import KafkaIdentity, Position
@@ -29,9 +30,6 @@ READ_TIMEOUT_S = 60.0
 UNDECIDED_AFTER_S = 25.0
 UNDECIDED_POLL_S = 0.02
 LOOK_BACK = (500, 20_000)  # records before the end to search for the position; then all that compaction left
-LEADER_MOVED = frozenset(  # librdkafka does not call these retriable when an admin client gets them
-    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH}
-)
 
 Heartbeat = Callable[[], None]
 
