@@ -389,7 +389,7 @@ def test_a_month_the_table_lost_comes_from_the_topics_or_the_archive(database, t
     # Which records were lost first is not known of a partition that has lost some.
     place = next((r.partition(), r.offset()) for r in topics.records(topics.event(RECEIVED)))
     _expire(topics, topics.event(RECEIVED), place[0], 1)
-    with pytest.raises(NotCovered, match="no longer reaches back"):
+    with pytest.raises(NotCovered, match="may no longer reach back"):
         replay(since=since, to=copy)
     days = [month + timedelta(days=n) for n in range(31)]
     for day in days:  # an archive has every day
@@ -489,15 +489,15 @@ def test_a_replay_that_is_stopped_says_how_to_go_on_and_one_process_does(databas
     assert time.monotonic() - began >= 0.7  # the first page goes at once
     assert ran.data["sent"] == 40
 
-    process = processes.start("relay", "replay", "--since", "1h", "--to", copy, "--yes", "--rate", "8")
-    until(lambda: len(topics.records(copy)) > 42)
+    process = processes.start("relay", "replay", "--since", "1h", "--to", copy, "--yes", "--rate", "2")
+    until(lambda: len(topics.records(copy)) > 41, timeout=60)
     assert process.terminate() == 130
     [(replay_id,)] = database.execute("SELECT id FROM afluente.relay_replay WHERE finished_at IS NULL")
     assert f"--resume {replay_id}" in process.log
     # Two resume it: the later one goes on, the earlier one sends nothing more.
-    process = processes.start("relay", "replay", "--resume", str(replay_id), "--rate", "8")
+    process = processes.start("relay", "replay", "--resume", str(replay_id), "--rate", "2")
     sent = len(topics.records(copy))
-    until(lambda: len(topics.records(copy)) > sent)
+    until(lambda: len(topics.records(copy)) > sent, timeout=60)
     assert replay(resume=str(replay_id), rate=10_000.0).data["read"] == 40
     assert process.wait(20) == 3, process.log
     assert "another process has resumed this replay" in process.log
