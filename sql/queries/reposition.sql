@@ -152,6 +152,15 @@ UPDATE event_log_seal SET boundary = (pg_current_xact_id()::text::bigint + 1)::t
 -- name: own_id
 SELECT pg_current_xact_id()::text;
 
+-- name: close_requests
+-- A row that is to be published is not published a second time because somebody asked for it, when it was a dead letter.
+UPDATE afluente.relay_reprocess r
+   SET state = 'discarded', outcome = 'reposition: its row is published with the others', answered_at = clock_timestamp(),
+       row_copy = NULL
+ WHERE r.state = 'requested'
+   AND r.topic_prefix = %(prefix)s
+   AND EXISTS (SELECT FROM pg_temp.reposition_missing m WHERE m.id = r.event_id);
+
 -- name: ask_again
 -- With the positions, it is lost which requests to publish a dead letter again were answered. Those whose event is not on an
 -- event topic get new numbers, above the one that the new position has.

@@ -120,25 +120,30 @@ class Place:
 
 
 def positions_at(place: Place, old: Sequence[Position], now: Identity, known_layouts: Iterable[int]) -> list[Position]:
-    """The positions to write, the one that makes them hold (lane 0's) last.
+    """The positions to write when all lanes are to stand at `place`; the one that makes them hold (lane 0's) is last.
 
-    The lanes stay as they are. Where one has no position (they are lost), one lane of a new layout takes all. Where a
-    change of lanes was under way, its end is made at once, in a layout that nobody has written of: of the layout it
-    was going to there may be positions already.
+    The lanes stay as they are. Where one has no position (they are lost), one lane of a new layout takes all.
     """
     if not is_whole(old):
         # Above anything known, so that whoever still runs under an old layout's id writes what nobody reads.
         layout = max((LAYOUT - 1, *known_layouts, *(position.layout for position in old))) + 1
         entry = Entry(place.s1, place.t1, reprocessed=place.reprocess_top)
         return [Position(now, (entry,), layout=layout, witness=place.witness)]
+    return [replace(position, witness=place.witness) for position in positions_here(old, now, place.moved)]
+
+
+def positions_here(old: Sequence[Position], now: Identity, moved: Callable[[Entry], Entry]) -> list[Position]:
+    """The positions of all lanes, which have theirs, as belonging here, with each entry `moved`; lane 0's last.
+
+    Where a change of lanes was under way, its end is made at once, in a layout that nobody has written of: of the
+    layout it was going to there may be positions already, which do not belong here.
+    """
     closing = next((position.closing for position in old if position.closing is not None), None)
+    entries = [moved(entry) for position in old for entry in position.entries]
     if closing is None:
-        moved = [
-            replace(p, identity=now, entries=merged(map(place.moved, p.entries)), witness=place.witness) for p in old
-        ]
+        here = [replace(p, identity=now, entries=merged(map(moved, p.entries))) for p in old]
     else:
-        entries = [place.moved(entry) for position in old for entry in position.entries]
-        moved = [
+        here = [
             replace(
                 old[0],
                 identity=now,
@@ -151,11 +156,10 @@ def positions_at(place: Place, old: Sequence[Position], now: Identity, known_lay
                 lane=lane,
                 lanes=closing.lanes,
                 closing=None,
-                witness=place.witness,
             )
             for lane in range(closing.lanes)
         ]
-    return sorted(moved, key=lambda position: -position.lane)
+    return sorted(here, key=lambda position: -position.lane)
 
 
 def layout_of(lane_name: str, topic_prefix: str) -> int | None:

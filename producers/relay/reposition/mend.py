@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from os import getpid
 from pathlib import Path
@@ -44,6 +44,7 @@ from producers.relay.reposition.case import (
     is_whole,
     layout_of,
     positions_at,
+    positions_here,
     published_at_most,
 )
 from producers.relay.reposition.content import Content, Found
@@ -186,7 +187,7 @@ class _Mending:
             if not options.apply:
                 return self._outcome(diagnosis, comparison)
             self._require_sense(comparison)
-            settled = self._table.restamp(ask_again=self._settings.topic_prefix if anew else None)
+            settled = self._table.restamp(self._settings.topic_prefix, ask_again=anew)
             self._check()
             faults.point("reposition.before_commit")
         faults.point("reposition.after_commit")
@@ -228,7 +229,7 @@ class _Mending:
             )
         if not self._options.apply:
             return self._outcome(diagnosis, None)
-        target = self._write([replace(position, identity=self._now) for position in self._positions])
+        target = self._write(positions_here(self._positions, self._now, lambda entry: entry))
         _log.info("relay.repositioned", cases=[str(case) for case in diagnosis.cases], pg_upgrade=True)
         return self._outcome(diagnosis, None, 0, target)
 

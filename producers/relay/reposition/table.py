@@ -179,10 +179,10 @@ class Table:
                 }
                 file.write(json.dumps(line) + "\n")
 
-    def restamp(self, *, ask_again: str | None) -> int:
+    def restamp(self, topic_prefix: str, *, ask_again: bool) -> int:
         """Make the relay's next window from s1 hold exactly what is to be published; returns how many published rows
-        had to get another id. Inside `compared`. `ask_again`: the topic prefix whose requests to publish dead letters
-        again have lost their place."""
+        had to get another id. Inside `compared`. `ask_again`: requests to publish dead letters again have lost their
+        place."""
         s1 = self._s1
         self._conn.execute(_QUERIES["allow"])
         own = int(self._one("own_id")[0])
@@ -192,8 +192,8 @@ class Table:
         ).rowcount
         self._conn.execute(_QUERIES["restamp"])
         self._conn.execute(_QUERIES["reopen"])
-        if ask_again is not None:
-            self._conn.execute(_QUERIES["ask_again"], {"prefix": ask_again})
+        for request in ("close_requests", *(["ask_again"] if ask_again else [])):
+            self._conn.execute(_QUERIES[request], {"prefix": topic_prefix})
         return settled
 
     def sequence(self) -> int:

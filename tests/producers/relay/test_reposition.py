@@ -32,7 +32,14 @@ from producers.relay.position import (
     lane_slots,
 )
 from producers.relay.reposition import Case, Options, Reposition
-from producers.relay.reposition.case import Place, diagnose, layout_of, positions_at, published_at_most
+from producers.relay.reposition.case import (
+    Place,
+    diagnose,
+    layout_of,
+    positions_at,
+    positions_here,
+    published_at_most,
+)
 from schemas.topics import POSITIONS_PARTITIONS
 from tests.fixtures.postgres import clone
 from tests.producers.relay.oracle import Reader, Writers, assert_exactly_once_in_order, event_id_of
@@ -237,9 +244,13 @@ def test_rows_of_a_sealed_month_are_published_again_as_they_are_and_it_stays_sea
     database.execute("SELECT afluente.seal_event_log('900000000:900000000:', 10)")
     database.execute("SELECT afluente.seal_event_log('900000000:900000000:', 10)")
     assert database.execute("SELECT count(*) FROM event_log_seal WHERE sealed_at IS NOT NULL") != [(0,)]
+    (row,) = database.execute("SELECT organization_id, id, created_at FROM event_log WHERE seq = 4")
+    letter = [topics.prefix, "retry", *row, "probe.counted", 0, 0, datetime.now(UTC), "me", ""]
+    database.execute(REQUEST, letter, role="afluente_worker")  # which is not to publish it once more
     erased = Erased(tmp_path / "lost", database)
     assert reposition(topics, database, apply=True, lost_file=erased).comparison.to_publish == 10
     assert erased.opened == 2  # the first transaction gave way
+    assert database.execute("SELECT state FROM afluente.relay_reprocess") == [("discarded",)]
     with closing(Reader(topics)) as reader, relay_of(topics, database):
         records = reader.wait_for(10)
         assert all(schemas.decode(record.value()).metadata["erased"] == 1 for record in records)
@@ -324,6 +335,9 @@ def test_a_change_of_lanes_under_way_ends_in_a_layout_that_nobody_has_written_of
     new = positions_at(PLACE, old, NOW, [1, 2])
     assert [p.key for p in new] == [f"relay-3-{lane}" for lane in (3, 2, 1, 0)]
     assert all((p.lanes, p.closing) == (4, None) for p in new)
+    kept = positions_here(old, NOW, lambda entry: entry)
+    assert [p.key for p in kept] == [p.key for p in new]
+    assert {(e.s1, e.t1, e.reprocessed) for p in kept for e in p.entries} == {(Snapshot(10, 10), 50, 9)}
 
 
 def test_lost_positions_become_one_lane_of_a_layout_above_any_known():
