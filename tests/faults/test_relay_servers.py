@@ -1,5 +1,6 @@
 """The broker and Postgres go away under load and come back; the relay needs no hand. Servers of this module's own."""
 
+import random
 import threading
 
 import pytest
@@ -11,7 +12,13 @@ from tests.fixtures.processes import Processes
 from tests.fixtures.topics import TestTopics
 from tests.producers.relay.oracle import Reader, Writers, assert_exactly_once_in_order
 
-EVENTS = 1_500
+# Ten restarts at random moments in the long run, one of each server in the short one.
+RESTARTS = [
+    pytest.param("kill", 1, id="kill"),
+    pytest.param("kill", 5, id="kill-5", marks=pytest.mark.faults_long),
+    pytest.param("stop", 5, id="stop-5", marks=pytest.mark.faults_long),
+]
+EVENTS_EACH = 300
 
 
 @pytest.fixture(scope="module")
@@ -91,32 +98,39 @@ class Storm:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("how", ["kill", "stop"])
-def test_the_broker_restarts_under_load_and_nothing_is_lost_or_twice(how, broker, database, topics, relay):
+@pytest.mark.parametrize(("how", "restarts"), RESTARTS)
+def test_the_broker_restarts_under_load_and_nothing_is_lost_or_twice(how, restarts, broker, database, topics, relay):
     storm = Storm(database, seed=11)
-    for _ in range(2):
+    for _ in range(restarts):
         published, ready = len(relay.events("relay.published")), len(relay.events("relay.ready"))
         relay.wait_for("relay.published", count=published + 1)
+        at_random(restarts)
         getattr(broker, how)()
         local.start_kafka(broker.folder)
         relay.wait_for("relay.ready", count=ready + 1, timeout=60)
-    relay.wait_for_total("relay.published", "count", EVENTS, timeout=60)
+    relay.wait_for_total("relay.published", "count", EVENTS_EACH * (restarts + 1), timeout=60)
     storm.stop()
     _check(database, topics, relay)
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("how", ["kill", "stop"])
-def test_postgres_restarts_under_load_and_nothing_is_lost_or_twice(how, server, database, topics, relay):
+@pytest.mark.parametrize(("how", "restarts"), RESTARTS)
+def test_postgres_restarts_under_load_and_nothing_is_lost_or_twice(how, restarts, server, database, topics, relay):
     storm = Storm(database, seed=12)
-    for restart in range(2):
-        relay.wait_for_total("relay.published", "count", 300 * (restart + 1))
+    for restart in range(restarts):
+        relay.wait_for_total("relay.published", "count", EVENTS_EACH * (restart + 1))
+        at_random(restarts)
         getattr(server, how)()
         local.start_postgres(server.folder)
         relay.wait_for("relay.ready", count=restart + 2, timeout=60)
-    relay.wait_for_total("relay.published", "count", EVENTS, timeout=60)
+    relay.wait_for_total("relay.published", "count", EVENTS_EACH * (restarts + 1), timeout=60)
     storm.stop()
     _check(database, topics, relay)
+
+
+def at_random(restarts):
+    """Some moment later, where there are several to come."""
+    threading.Event().wait(random.random() if restarts > 1 else 0)
 
 
 def test_both_are_away_at_once_and_sigterm_still_ends_the_relay(broker, server, database, topics, relay):
