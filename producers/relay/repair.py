@@ -130,7 +130,7 @@ def repair(
 
     async def mend() -> list[Undecided]:
         async with connect(settings) as transactions:
-            ended: dict[Place, Undecided] = {}
+            ended: dict[tuple[Place, int], Undecided] = {}
             while True:
                 found = await _find(transactions, settings.topic_prefix, any_producer, older_than_s)
                 hanging = [item for item in found if item.state is State.hanging]
@@ -141,12 +141,14 @@ def repair(
                     continue
                 if not hanging:
                     return [*ended.values(), *found]
+                if again := [item for item in hanging if (item.place, item.producer.producer_id) in ended]:
+                    raise Refused(f"{again[0].place} took the marker and is undecided still", hint="afluente doctor")
                 for number, item in enumerate(hanging, start=1):
                     require_safe()
                     faults.point("relay.repair.before_marker")
                     await transactions.end(item.place, item.producer, commit=item.commit)
                     faults.point("relay.repair.after_marker")
-                    ended[item.place] = replace(item, applied=True)
+                    ended[item.place, item.producer.producer_id] = done = replace(item, applied=True)
                     _log.warning(
                         "relay.transaction_ended",
                         topic=item.place.topic,
@@ -155,7 +157,7 @@ def repair(
                         producer_id=item.producer.producer_id,
                         outcome="commit" if item.commit else "abort",
                     )
-                    progress(ended[item.place], len(hanging) - number)
+                    progress(done, len(hanging) - number)
                 # Looked at once more: only the leaders can say that it is done.
 
     return asyncio.run(mend())
@@ -312,7 +314,8 @@ async def _is_committed(
     if lane.place not in open_at:
         # Its position was sent last: if it is there at all, then its marker is newer than the undecided events.
         newest = max(piece.producer.last_timestamp for piece in pieces)
-        return any(batch.commit for batch in lane.written if batch.max_timestamp >= newest)
+        ends = [batch.commit for batch in lane.written if batch.commit is not None and batch.max_timestamp >= newest]
+        return bool(ends) and ends[0] is True
     markers = [b.max_timestamp for b in lane.written if b.commit is not None and b.offset < open_at[lane.place]]
     if not markers:
         return False  # its producer's first transaction: a claim, which has no events
