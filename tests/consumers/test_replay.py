@@ -5,6 +5,7 @@ import json
 import random
 import re
 import signal
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -339,10 +340,10 @@ def test_offsets_are_a_topics_own(database, topics, replay):
     producer.flush(10)
     partition = schemas.topics.partition_of(organization, 3)
     offsets = {"topic": "events.message", "from_offset": f"{partition}:5"}
-    ran = replay(**offsets, to=topics.prefix + "copy")
+    ran = replay(**offsets, to=copy)
     assert (ran.status, ran.data["source"]) == (5, "topic")  # one of them is no event
     assert ran.data["failures"][0]["event"] == f"{topics.event(RECEIVED)}[{partition}]@13"
-    assert ids_in(topics, topics.prefix + "copy") == [*(r.id for r in rows[3:]), last.id]
+    assert ids_in(topics, copy) == [*(r.id for r in rows[3:]), last.id]
 
     # To a worker a stranger's headers do not go along.
     takes(database, "plain-worker", RECEIVED)
@@ -350,6 +351,16 @@ def test_offsets_are_a_topics_own(database, topics, replay):
     records = topics.records(topics.retry("plain-worker", "now"))
     assert all({"x-generation", "x-again", "x-target"}.isdisjoint(dict(r.headers())) for r in records)
     assert dict(records[0].headers())["x-origin-offset"] == b"6"
+    # What is in an open transaction when the replay begins is waited for.
+    late = clients.producer(topics.settings, transactional_id=f"{topics.prefix}late")
+    late.init_transactions(30)
+    late.begin_transaction()
+    produce_raw(late, topics.event(RECEIVED), schemas.encode(row(organization)), str(organization).encode())
+    assert late.flush(30) == 0
+    commit = threading.Timer(0.5, late.commit_transaction)
+    commit.start()
+    assert replay(**offsets, to=copy, dry_run=True).data["events"] == 5
+    commit.join()
     with pytest.raises(Refused, match="is beyond it"):
         replay(topic="events.message", from_offset=f"{partition}:99", to="plain-worker")
     with pytest.raises(Refused, match="has no partition 3"):

@@ -3,7 +3,7 @@
 What must stay true:
 - a page is bounded, in events and in bytes, and so is what one statement looks at; no transaction stays open;
 - the same part and cursor give the same events in the same order, whenever they are read: rows by a fixed snapshot,
-  records up to fixed ends, read_committed;
+  records up to fixed ends, those that are committed;
 - an event is in one part only: parts meet at a moment of created_at, where months of the table begin.
 """
 
@@ -13,17 +13,18 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
+from time import monotonic
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from uuid import UUID
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import OffsetSpec
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from psycopg.types.numeric import Int8
 
 import schemas
 import sql
 from afluente import archive, kafka, postgres
 from afluente.errors import Refused, Unavailable
+from afluente.kafka.reading import offsets_at, retained
 from afluente.settings import KafkaSettings
 from producers.relay.position import Entry
 from producers.relay.replay import selection
@@ -38,7 +39,7 @@ PAGE_BYTES = 4 * 1024 * 1024
 SCAN_ROWS = 20_000  # rows, or records, that one page looks at when the filters leave few of them
 FETCH_ROWS = 64
 REQUEST_TIMEOUT_S = 10.0
-STALL_S = 30.0
+STALL_S, POLL_S = 30.0, 1.0
 # created_at is the clock at the insert, like seq: nearly the same order. A clock that stepped back may have disturbed
 # it, by less than a day; and brokers stamp a record after its event, by clocks of their own.
 CLOCK_STEPS = timedelta(days=1)
@@ -148,18 +149,19 @@ class Sources:
         places = self._partitions([topic])
         if unknown := sorted(set(offsets) - {partition for _, partition in places}):
             raise Refused(f"{topic} has no partition {unknown[0]}: its partitions are 0 to {len(places) - 1}")
-        places = [(topic, partition) for partition in sorted(offsets)]
-        begins, ends = self._offsets(places, OffsetSpec.earliest()), self._offsets(places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        for place in places:
-            offset = offsets[place[1]]
-            if offset < begins[place]:
+        there = retained(self._admin, [(topic, partition) for partition in sorted(offsets)])
+        ranges = []
+        for (_, partition), held in there.items():
+            offset = offsets[partition]
+            if offset < held.first:
                 raise NotCovered(
-                    f"{topic}[{place[1]}] begins at offset {begins[place]}: {offset} has expired",
-                    hint=f"--from-offset {place[1]}:{begins[place]}, or --since TIME, which also reads the table",
+                    f"{topic}[{partition}] begins at offset {held.first}: {offset} has expired",
+                    hint=f"--from-offset {partition}:{held.first}, or --since TIME, which also reads the table",
                 )
-            if offset > ends[place]:
-                raise Refused(f"{topic}[{place[1]}] ends at offset {ends[place]}: {offset} is beyond it")
-        ranges = [(*place, offsets[place[1]], ends[place]) for place in places if offsets[place[1]] < ends[place]]
+            if offset > held.end:
+                raise Refused(f"{topic}[{partition}] ends at offset {held.end}: {offset} is beyond it")
+            if offset < held.end:
+                ranges.append((topic, partition, offset, held.end))
         return Part("topic", None, until, ranges=tuple(ranges))
 
     def from_position(self, entries: tuple[Entry, ...], text: str, until: datetime | None) -> Part:
@@ -231,21 +233,19 @@ class Sources:
 
     def _since_in_topics(self, since: datetime, until: datetime | None, *, required: bool) -> Part:
         places = self._partitions(self._topics.families())
-        moment = OffsetSpec.for_timestamp(max(0, int((since - BROKER_CLOCKS).timestamp() * 1000)))
-        begins, ends = self._offsets(places, OffsetSpec.earliest()), self._offsets(places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        firsts = self._offsets(places, moment)
+        there, firsts = retained(self._admin, places), offsets_at(self._admin, places, since - BROKER_CLOCKS)
         ranges = []
-        for place in places:
-            # No record so late: -1. The first one that is there, of a partition that has lost others: maybe not the
-            # first there was.
-            first = ends[place] if firsts[place] < 0 else firsts[place]
-            if begins[place] > 0 and first <= begins[place]:
+        for place, held in there.items():
+            first = firsts[place]
+            first = held.end if first is None else first
+            # The first one that is there, of a partition that has lost others, may not be the first there was.
+            if held.first > 0 and first <= held.first:
                 said = f"{place[0]}[{place[1]}] may no longer reach back to {since.isoformat()}"
                 if required:
                     raise NotCovered(said)
                 self.remarks.append(said)
-            if first < ends[place]:
-                ranges.append((*place, first, ends[place]))
+            if first < held.end:
+                ranges.append((*place, first, held.end))
         return Part("topic", since, until, ranges=tuple(ranges))
 
     def _archive(self, directory: str | None, since: datetime, until: datetime | None) -> Part:
@@ -265,11 +265,10 @@ class Sources:
         wanted = {str(event_id).encode(): event_id for event_id in ids}
         found: dict[UUID, tuple[str, int, int]] = {}
         places = self._partitions(self._topics.families())
-        begins, ends = self._offsets(places, OffsetSpec.earliest()), self._offsets(places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        for place in places:
-            offset = begins[place]
-            while offset < ends[place] and len(found) < len(ids):
-                messages, offset = self._read(*place, offset, ends[place], SCAN_ROWS)
+        for place, held in retained(self._admin, places).items():
+            offset = held.first
+            while offset < held.end and len(found) < len(ids):
+                messages, offset = self._read(*place, offset, held.end, SCAN_ROWS)
                 for message in messages:
                     about = dict(kafka.headers_of(message) or ())
                     if (event_id := wanted.get(about.get("ce_id") or b"")) is not None and event_id not in found:
@@ -288,15 +287,6 @@ class Sources:
         if missing := [topic for topic in topics if topic not in there]:
             raise Refused(f"topic {missing[0]} does not exist", hint="afluente topics apply")
         return [(topic, partition) for topic in topics for partition in sorted(there[topic].partitions)]
-
-    def _offsets(self, places: Sequence[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
-        asked = {TopicPartition(*place): spec for place in places}
-        futures = self._admin.list_offsets(
-            asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT_S
-        )
-        return {
-            (place.topic, place.partition): future.result(REQUEST_TIMEOUT_S).offset for place, future in futures.items()
-        }
 
     # Reading a part
 
@@ -382,31 +372,33 @@ class Sources:
             )
         if self._at != (topic, partition, offset):
             self._consumer.assign([TopicPartition(topic, partition, offset)])
+        self._at = None  # until all went well
         found: list[Message] = []
-        size = 0
+        size, silent_at = 0, monotonic() + STALL_S
         while offset < end and len(found) < rows and size < PAGE_BYTES:
-            message = self._consumer.poll(STALL_S)
+            message = self._consumer.poll(POLL_S)
             if message is None:
-                self._at = None
-                raise Unavailable(f"{topic}[{partition}]: nothing arrived for {STALL_S:.0f} s")
+                if monotonic() > silent_at:
+                    raise Unavailable(
+                        f"{topic}[{partition}] cannot be read from offset {offset} to {end}, where it ended when the "
+                        f"replay began: nothing came for {STALL_S:.0f} s",
+                        hint="a transaction there may be undecided: afluente relay repair",
+                    )
+                continue
             here = message.offset() or 0
             if (error := message.error()) is None:
                 if here >= end:
-                    offset = end
-                    break
+                    return found, end
                 found.append(message)
                 offset, size = here + 1, size + len(message.value() or b"")
+                silent_at = monotonic() + STALL_S
             elif error.code() == KafkaError._PARTITION_EOF:
-                # What is left below the end as it was are markers of transactions.
+                # Markers of transactions have offsets too. While one is open below the end this is not it: it comes
+                # again, further on.
                 offset = max(offset, here)
-                if here < end:
-                    self._at = None
-                    raise Unavailable(f"{topic}[{partition}] ends at {here}: it was at {end} when the replay began")
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-                self._at = None
                 raise NotCovered(f"{topic}[{partition}] has expired at offset {offset} before it was replayed")
             elif not error.retriable():
-                self._at = None
                 raise KafkaException(error)
         self._at = (topic, partition, offset) if offset < end else None
         return found, offset
