@@ -51,6 +51,10 @@ SELECT w.seq, w.id::text, w.organization_id::text, w.event_type, w.entity_kind, 
          ORDER BY u.seq
          LIMIT %(rows)s) w;
 
+-- name: snapshot
+-- Whether anything has happened since a poll that found nothing: a tenth of its price.
+SELECT pg_current_snapshot()::text;
+
 -- name: head
 -- This statement's snapshot, and the highest seq there is: where a window may end.
 SELECT pg_current_snapshot()::text,

@@ -119,6 +119,31 @@ def test_rows_arrive_as_the_bytes_and_types_of_the_table(database, source):
     assert row.created_at == created_at
 
 
+def test_nothing_is_looked_for_until_a_transaction_has_ended(database, writers, source, monkeypatch):
+    poll, polls = source._poll, []
+
+    def counted(*asked):
+        polls.append(asked)
+        return poll(*asked)
+
+    monkeypatch.setattr(source, "_poll", counted)
+    writers.commit(3)
+    _, entry, _ = read_all(source, Entry())
+    with database.connect() as held:
+        writers.emit(held, writers.organizations[0], 2)
+        del polls[:]
+        for _ in range(200):  # others may use the server: in one of so many moments they do not
+            assert not source.chunk(entry).rows
+            if not polls:
+                break
+            del polls[:]
+            entry = source.chunk(entry).after
+        else:
+            pytest.fail("every poll looked for rows")
+    rows, entry, _ = read_all(source, entry)
+    assert len(rows) == 2
+
+
 def test_a_month_that_is_over_and_published_is_sealed_and_read_no_more(database, writers, source):
     database.execute(
         "SELECT afluente.ensure_partitions(current_date, (current_date - interval '3 months')::date);"
