@@ -13,10 +13,13 @@ import pytest
 import schemas
 import sql
 from afluente import postgres as connections
+from consumers.dead_letters import Filter
+from consumers.dead_letters import relay as relay_letters
 from producers.relay import control, reprocess
 from producers.relay.position import Entry
 from producers.relay.status import look
 from tests.producers.relay.oracle import assert_exactly_once_in_order, event_id_of
+from tests.producers.relay.running import relay_of
 from tests.producers.relay.test_service import limit_topic
 
 
@@ -34,133 +37,146 @@ def test_a_paused_relay_publishes_nothing_keeps_its_lane_and_goes_on_where_it_st
     reader.wait_for(5)
     code, first = run(processes, "relay", "pause", "--reason", "broker upgrade")
     assert (code, first["changed"], first["reason"]) == (0, True, "broker upgrade")
-    assert relay.wait_for("relay.paused", timeout=2)["reason"] == "broker upgrade"
-    assert run(processes, "relay", "pause", "--reason", "again") == (0, {**first, "changed": False})
+    assert relay.wait_for("relay.paused", timeout=10)["reason"] == "broker upgrade"
+    with database.connect() as conn:
+        held, changed = control.pause(conn, topics.prefix, by="somebody else", reason="again")
+    assert (held.by, held.reason, changed) == (first["by"], "broker upgrade", False)
     writers.commit(5)
 
-    status = run(processes, "relay", "status")[1]
-    assert (status["state"], status["lag_rows"]) == ("paused", 5)
-    assert status["lanes"][0]["owner"] == relay.wait_for("relay.ready")["instance"]
+    found = look(topics.settings, database.url)
+    assert (found.words, found.waiting.rows) == ("paused", 5)
+    assert found.lanes[0].owner == relay.wait_for("relay.ready")["instance"]
     relay.kill()
-    second = processes.start("relay", "run")
-    second.wait_for("relay.ready")
-    assert second.wait_for("relay.paused")["by"] == first["by"]
-    assert len(reader.read_to_the_end()) == 5
-
-    code, ended = run(processes, "relay", "resume")
-    assert (code, ended["changed"], ended["reason"]) == (0, True, "broker upgrade")
-    reader.wait_for(10)
-    assert run(processes, "relay", "resume") == (
-        0,
-        {"paused": False, "changed": False, "by": None, "since": None, "reason": None},
-    )
-    assert second.terminate() == 0
+    with relay_of(topics, database):
+        writers.commit(1)
+        assert len(reader.read_to_the_end()) == 5
+        code, ended = run(processes, "relay", "resume")
+        assert (code, ended["changed"], ended["reason"]) == (0, True, "broker upgrade")
+        reader.wait_for(11)
+    with database.connect() as conn:
+        assert control.resume(conn, topics.prefix, by="somebody else") is None
     assert_exactly_once_in_order(database, reader.read_to_the_end())
+
+
+def test_a_relay_started_while_paused_says_so_and_publishes_nothing(database, topics, writers, reader, processes):
+    with database.connect() as conn:
+        control.pause(conn, topics.prefix, by="ana", reason="broker upgrade")
+    writers.commit(3)
+    relay = processes.start("relay", "run")
+    assert relay.wait_for("relay.paused")["by"] == "ana"
+    relay.wait_for("relay.ready")
+    assert reader.read_to_the_end() == []
+    assert relay.terminate() == 0
 
 
 @pytest.fixture
 def unfit(database, topics, writers, reader):
-    """One row too large for its topic, and one that its schema does not take: (organization, their event ids)."""
+    """One row too large for its topic, and one that its schema does not take, are dead letters: their event ids. The
+    topic takes larger ones by now."""
     limit_topic(topics, topics.family("custom"), 20_000)
     organization = writers.organizations[0]
     with database.connect() as conn:
         writers.emit(conn, organization, padding=secrets.token_hex(15_000))
-        ((unfit,),) = conn.execute(
-            "SELECT emit_event_for(%s, 'lead.created', 'lead', NULL, '{}')", [organization]
-        ).fetchall()
+        emit = "SELECT emit_event_for(%s, 'lead.created', 'lead', NULL, '{}')"
+        (refused,) = conn.execute(emit, [organization]).fetchone()
+    with relay_of(topics, database):
+        reader.wait_for(2)
+    limit_topic(topics, topics.family("custom"), 1_000_000)
     ((large,),) = database.execute("SELECT id FROM event_log WHERE event_type <> 'lead.created'")
-    return organization, large, unfit
+    return large, refused
+
+
+def letters(database, topics, **wanted):
+    with database.connect() as conn:
+        states = wanted.pop("states", relay_letters.ALL)
+        return relay_letters.find(conn, topics.settings, Filter(**wanted), states=states)
+
+
+def retry(database, topics, event_id):
+    with database.connect(autocommit=True) as conn:
+        outcome = relay_letters.retry(
+            conn, topics.settings, letters(database, topics, event_id=event_id), actor="ana", reason="mended"
+        )
+    assert (len(outcome.done), outcome.failed) == (1, [])
 
 
 def test_dead_letters_are_published_again_on_request_once_or_are_dead_letters_again(
     database, topics, reader, processes, unfit
 ):
-    _, large, refused = unfit
-    relay = processes.start("relay", "run")
-    reader.wait_for(2)
-    limit_topic(topics, topics.family("custom"), 1_000_000)
-    relay.terminate()  # the limits are read at the beginning of a session
-    relay = processes.start("relay", "run")
-    relay.wait_for("relay.ready")
+    large, refused = unfit
     code, done = run(processes, "dlq", "retry", "--relay", "--all", "--yes", "--reason", "limit raised")
     assert (code, done["count"], done["workers"]) == (0, 2, ["relay"])
-    reader.wait_for(4)
-    relay.wait_for("relay.reprocessed")
+    assert {letter.state for letter in letters(database, topics)} == {"requested"}
+    with relay_of(topics, database):
+        reader.wait_for(4)
     records = reader.read_to_the_end()
     published = [record for record in records if record.topic() != topics.relay_dead_letter]
     assert [event_id_of(record) for record in published] == [large]
     dead = [record for record in records if record.topic() == topics.relay_dead_letter]
     assert Counter(dict(r.headers())["x-event-id"].decode() for r in dead) == {str(large): 1, str(refused): 2}
 
-    _, (again,) = run(processes, "dlq", "list", "--relay")
-    assert (again["event_id"], again["state"], again["attempts"]) == (str(refused), "dead", 2)
-    assert run(processes, "dlq", "discard", again["id"], "--yes", "--reason", "no lead")[0] == 0
-    code, found = run(processes, "dlq", "list", "--relay", "--state", "published", "--state", "discarded")
-    assert {letter["event_id"]: letter["state"] for letter in found} == {
-        str(large): "published",
-        str(refused): "discarded",
-    }
-    # Decided about once: neither letter can be given again, nor discarded.
-    code, second = run(processes, "dlq", "retry", *(letter["id"] for letter in found), "--yes")
-    assert (code, len(second["failed"])) == (1, 2)
-    assert run(processes, "dlq", "list", "--relay")[0] == 3
-    shown = run(processes, "dlq", "show", again["id"])[1]
-    assert [decision["state"] for decision in shown["decisions"]] == ["dead", "discarded"]
+    (again,) = letters(database, topics, states=relay_letters.OPEN)
+    assert (again.event_id, again.state, again.attempts) == (refused, "dead", 2)
+    shown = run(processes, "dlq", "show", again.id)[1]
+    assert [decision["state"] for decision in shown["decisions"]] == ["dead"]
     assert shown["row"]["event_type"] == "lead.created"
-    assert relay.terminate() == 0
+    with database.connect(autocommit=True) as conn:
+        assert relay_letters.discard(conn, topics.settings, [again], actor="ana", reason="no lead").done == [again.id]
+        # A second person, whose list is of before: the database knows better.
+        assert relay_letters.discard(conn, topics.settings, [again], actor="eva", reason="").done == []
+    found = letters(database, topics)
+    assert {letter.event_id: letter.state for letter in found} == {large: "published", refused: "discarded"}
+    code, second = run(processes, "dlq", "retry", *(letter.id for letter in found), "--yes")
+    assert (code, len(second["failed"])) == (1, 2)
     assert {row[0] for row in database.execute("SELECT action FROM audit_logs")} == {
         "dead_letter.reprocessed",
         "dead_letter.discarded",
     }
-    assert database.execute("SELECT count(*) FROM afluente.relay_reprocess WHERE row_copy IS NOT NULL") == [(0,)]
+    state = look(topics.settings, database.url)
+    assert (state.published, state.dead_lettered, state.position.entries[0].reprocessed) == (1, 3, 2)
 
 
-@pytest.mark.parametrize("point", ["relay.after_send:2", "relay.after_commit:2", "relay.reprocessed:1"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "relay.after_commit:2",
+        pytest.param("relay.after_send:2", marks=pytest.mark.faults_long),
+        pytest.param("relay.before_commit:2", marks=pytest.mark.faults_long),
+        pytest.param("relay.reprocessed:1", marks=pytest.mark.faults_long),
+    ],
+)
 def test_a_relay_killed_while_it_publishes_one_again_leaves_it_published_once(
     point, database, topics, reader, processes, unfit, tmp_path
 ):
     """The first transaction is the claim, the second the request's."""
-    _, large, refused = unfit
-    relay = processes.start("relay", "run")
-    reader.wait_for(2)
-    assert relay.terminate() == 0
-    limit_topic(topics, topics.family("custom"), 1_000_000)
-    assert run(processes, "dlq", "retry", str(large), "--relay", "--yes")[0] == 0
+    large, refused = unfit
+    retry(database, topics, large)
     log = tmp_path / "faults"
     killed = processes.start("relay", "run", env={"AFLUENTE_FAULT": point, "AFLUENTE_FAULT_LOG": log})
     assert killed.wait() == -signal.SIGKILL
     assert log.read_text().count("KILL") == 1
-    last = processes.start("relay", "run")
-    reader.wait_for(3)
-    assert run(processes, "dlq", "retry", str(refused), "--relay", "--yes")[0] == 0
-    reader.wait_for(4)
-    last.wait_for("relay.reprocessed")
-    assert last.terminate() == 0
+    with relay_of(topics, database):
+        reader.wait_for(3)
+        retry(database, topics, refused)
+        reader.wait_for(4)
     records = reader.read_to_the_end()
     assert Counter(record.topic() == topics.relay_dead_letter for record in records) == {True: 3, False: 1}
     ((state,),) = database.execute("SELECT state FROM afluente.relay_reprocess WHERE event_id = %s", [large])
     assert state in ("published", "answered")
-    assert run(processes, "dlq", "list", "--relay", "--state", "published")[1][0]["event_id"] == str(large)
-    assert look(topics.settings, database.url).position.entries[0].reprocessed == 2
+    assert [letter.event_id for letter in letters(database, topics, states=["published"])] == [large]
 
 
 def test_a_row_that_event_log_has_dropped_is_published_from_its_letter_and_the_copy_goes(
-    database, topics, reader, processes, unfit
+    database, topics, reader, unfit
 ):
-    _, large, _ = unfit
-    relay = processes.start("relay", "run")
-    reader.wait_for(2)
-    assert relay.terminate() == 0
-    limit_topic(topics, topics.family("custom"), 1_000_000)
+    large, _ = unfit
     ((payload,),) = database.execute("SELECT payload FROM event_log WHERE id = %s", [large])
     database.execute("SET afluente.rewrite = 'erasure'; DELETE FROM event_log")
-    relay = processes.start("relay", "run")
-    assert run(processes, "dlq", "retry", str(large), "--relay", "--yes")[0] == 0
-    (record,) = (r for r in reader.wait_for(3) if r.topic() != topics.relay_dead_letter)
+    retry(database, topics, large)
+    with relay_of(topics, database):
+        (record,) = (r for r in reader.wait_for(3) if r.topic() != topics.relay_dead_letter)
     assert event_id_of(record) == large
     assert schemas.decode(record.value()).payload == payload
-    relay.wait_for("relay.reprocessed")
-    assert relay.terminate() == 0
     assert database.execute("SELECT state, row_copy FROM afluente.relay_reprocess") == [("published", None)]
 
 
