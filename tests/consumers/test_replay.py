@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from uuid import uuid4
@@ -28,12 +29,15 @@ from consumers.replay import Target, foreign_topic, record_for
 from producers.relay.replay.sources import Found, NotCovered
 from tests.consumers.runtime.support import (
     MESSAGE,
+    ROOT,
     create_topics,
     delivery,
+    effect_table,
     effects,
     produce,
     produce_raw,
     row,
+    short_sessions,
     states,
     until,
 )
@@ -270,6 +274,23 @@ def test_all_reaches_whoever_takes_the_type_and_a_topic_gets_the_records_themsel
     assert replay(since="1h", until="30m", to=copy).status == 3
 
 
+def test_what_cannot_be_sent_is_said_and_the_rest_goes(database, topics, replay):
+    organization = database.organization()
+    [good], [large] = emit(database, organization), emit(database, organization, body="x" * 8_000)
+    [bad] = database.execute(
+        "INSERT INTO event_log (organization_id, event_type, entity_kind, payload)"
+        " VALUES (%s, %s, 'message', '{\"direction\": 7}') RETURNING id",
+        [organization, RECEIVED],
+    )[0]
+    copy = topics.prefix + "copy"
+    topics.create(copy, partitions=1, config={"max.message.bytes": "4000"})
+    ran = replay(since="1h", to=copy)
+    assert (ran.status, ran.data["sent"], ran.data["failed"]) == (5, 1, 2)
+    assert {failure["event"] for failure in ran.data["failures"]} == {str(large), str(bad)}
+    assert "as a record; " in ran.said
+    assert ids_in(topics, copy) == [good]
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -410,6 +431,11 @@ def test_a_month_the_table_lost_comes_from_the_topics_or_the_archive(database, t
     assert from_archive.data["source"].startswith("archive (before ")
     assert ids_in(topics, copy) == [*old, *new] * 2
     assert replay(since=since, to=copy, source=SourceOption.table).data["read"] == 2
+    from_topics = replay(since=since, to=copy, source=SourceOption.topic)
+    assert "may no longer reach back" in from_topics.said
+    assert from_topics.data["read"] == 3
+    with pytest.raises(NotCovered, match="rows to come that are gone"):
+        replay(from_position="3:3:/0", to=copy)
     # By their ids: one from each.
     by_id = replay(event_id=[str(old[0]), str(old[1]), str(new[0])], to=copy, archive=str(tmp_path))
     assert by_id.data["source"] == "archive, then topic, then table"
@@ -577,3 +603,32 @@ def test_a_broker_that_is_killed_and_comes_back_needs_no_hand(database, private_
     assert process.wait(120) == 0, process.log
     assert "going on from where the replay stands" in process.log
     assert ids_in(topics, "t.copy") == [r.id for r in rows_of(database)]
+
+
+@pytest.mark.faults_long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["Plain", "Caller"])
+def test_workers_killed_in_a_replay_do_each_event_once_more(kind, database, topics, processes, replay, tmp_path):
+    name = f"{kind.lower()}-worker"
+    effect_table(database)
+    create_topics(topics, name)
+    short_sessions(topics, name)
+    takes(database, name, RECEIVED)
+    organizations = [database.organization(f"o{number}") for number in range(3)]
+    ids = [event_id for organization in organizations for event_id in emit(database, organization, 100)]
+    env = {"PYTHONPATH": ROOT, "AFLUENTE_CLAIM_RENEW_S": "0.5", "AFLUENTE_CLAIM_TAKEOVER_S": "3"}
+    log = tmp_path / "faults"
+    points = ["worker.after_claim:1", "worker.in_handler:40", "worker.after_commit:2", "worker.before_offset_commit:1"]
+    worker = ["worker", "run", f"tests.consumers.runtime.workers:{kind}"]
+    for again, times in ((False, 1), (True, 2)):
+        assert replay(since="1h", to=name, again=again).data["to_do"] == 300
+        for point in points:
+            killed = processes.start(*worker, env=env | {"AFLUENTE_FAULT": point, "AFLUENTE_FAULT_LOG": log})
+            assert killed.wait(60) == -signal.SIGKILL, point
+        process = processes.start(*worker, env=env)
+        until(lambda least=300 * times: len(effects(database)) >= least, timeout=60)
+        until(lambda: states(database, name) == {"done": 300}, timeout=60)
+        process.terminate()
+    assert len(log.read_text().splitlines()) >= 2 * len(points)
+    assert Counter(event_id for event_id, *_ in effects(database)) == dict.fromkeys(ids, 2)
+    assert {g for (g,) in database.execute("SELECT DISTINCT generation FROM event_delivery")} == {1}
