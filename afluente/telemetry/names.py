@@ -28,7 +28,7 @@ EVENTS: dict[str, str] = {
     "relay.watch_failed": "debug: the cluster did not answer the look for topics made anew",
     "relay.repositioned": "the positions were put where the topics and the table say",
     "relay.reposition_again": "rows changed while they were restamped; it is done again",
-    "relay.deferred_settled": "published events that waited to be released a second time are in event_log, as published",
+    "relay.deferred_settled": "published events that waited to be released again are in event_log, as published",
     "relay.stopped": "the relay has ended",
     # worker
     "worker.ready": "the worker has its first assignment",
