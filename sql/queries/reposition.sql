@@ -32,9 +32,10 @@ COPY pg_temp.reposition_found (id, seq, organization_id, event_type, topic, part
 ANALYZE pg_temp.reposition_found;
 
 -- name: snapshot
--- Before the transaction has an id of its own: a snapshot taken later may count that id as ended, and the rows that are
--- restamped with it would never be published. `oldest`: before it, months have left the table.
+-- Taken before the transaction has an id of its own: a later snapshot may count that id as ended, and the rows that are
+-- restamped with it would never be published. `own`: the id, given at once. `oldest`: before it, months have left the table.
 SELECT pg_current_snapshot()::text AS s1,
+       pg_current_xact_id()::text::bigint AS own,
        COALESCE((SELECT e.seq FROM event_log e ORDER BY e.seq DESC LIMIT 1), 0) AS t1,
        (SELECT e.id::text FROM event_log e ORDER BY e.seq DESC LIMIT 1) AS witness,
        COALESCE((SELECT min(p.month)::timestamp AT TIME ZONE 'UTC' FROM afluente.event_log_partitions() p), '-infinity') AS oldest,
@@ -132,10 +133,11 @@ SELECT set_config('afluente.rewrite', 'restamp', true), set_config('synchronous_
 -- name: settle
 -- Published rows whose transaction s1 does not show: ids of another cluster, which this one will give out some day. They get
 -- the first id there is, which every snapshot shows.
+-- Unpublished ones too when `everything` is to be published: the relay then begins at the first row, whatever its id.
 UPDATE event_log e
    SET tx_id = '3'
  WHERE (e.tx_id >= %(xmax)s::xid8 OR e.tx_id = ANY (%(xip)s::xid8[]))
-   AND NOT EXISTS (SELECT FROM pg_temp.reposition_missing m WHERE m.id = e.id);
+   AND (%(everything)s OR NOT EXISTS (SELECT FROM pg_temp.reposition_missing m WHERE m.id = e.id));
 
 -- name: restamp
 -- Unpublished rows become this transaction's, which s1 does not show: the relay's next window holds them, in the order of seq.
@@ -148,9 +150,6 @@ UPDATE event_log e
 -- name: reopen
 -- Every month is read again until a position shows this transaction: unpublished rows may be in any. Still sealed for writers.
 UPDATE event_log_seal SET boundary = (pg_current_xact_id()::text::bigint + 1)::text::xid8;
-
--- name: own_id
-SELECT pg_current_xact_id()::text;
 
 -- name: close_requests
 -- A row that is to be published is not published a second time because somebody asked for it, when it was a dead letter.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from producers.relay.errors import PositionError
 from producers.relay.position import (
     LAYOUT,
     Entry,
@@ -21,6 +22,8 @@ from producers.relay.position import (
     lane_slots,
     merged,
 )
+
+LISTED_AT_MOST = 5_000  # ids in a position, each ten bytes in every entry
 
 
 class Case(StrEnum):
@@ -101,6 +104,20 @@ def published_at_most(positions: Sequence[Position]) -> int | None:
         for position in positions
         for entry in position.entries
     )
+
+
+def with_running(s1: Snapshot, own: int) -> Snapshot:
+    """s1 with `own`, an id given out later, and those given out in between listed as running: it shows the same.
+
+    The relay walks along the rows of a transaction that is listed, in the order of seq, however many they are; of the
+    rows of all later ones it sorts out the next for each chunk anew.
+    """
+    if own < s1.xmax:
+        raise PositionError(f"transaction {own} began before its own snapshot {s1}")
+    if own - s1.xmax > LISTED_AT_MOST:
+        return s1
+    xip = (*s1.xip, *range(s1.xmax, own + 1))
+    return Snapshot(xip[0], own + 1, xip)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from psycopg import IsolationLevel
 import sql
 from afluente import postgres
 from afluente.errors import NotAllowed
-from producers.relay.position import Snapshot, Witness
-from producers.relay.reposition.case import Place
+from producers.relay.position import NOTHING, Snapshot, Witness
+from producers.relay.reposition.case import Place, with_running
 from producers.relay.reposition.content import HIGHEST_SEQ, Border, Found
 
 ALWAYS = "-infinity"
@@ -120,8 +120,8 @@ class Table:
     def _compare(
         self, border: Callable[[UUID, str], Border | None], since: datetime | str, published_at_most: int | None
     ) -> Comparison:
-        s1, t1, witness, self._oldest, reprocess_top = self._one("snapshot")
-        self._since, self._s1 = since, Snapshot.parse(s1)
+        s1, own, t1, witness, self._oldest, reprocess_top = self._one("snapshot")
+        self._since, self._s1 = since, with_running(Snapshot.parse(s1), own)
         rows, before = self._one("rows", since=since)
         self._conn.execute(_QUERIES["make_missing"])
         missing = self._conn.execute(_QUERIES["find_missing"], {"since": since}).rowcount
@@ -137,8 +137,15 @@ class Table:
         ).fetchone()
         assert lost is not None
         assert to_publish == missing - (assumed if since == ALWAYS else 0)
+        # Nothing of it is published: then no row need bear another id, and the relay begins at the first.
+        self._everything = to_publish == rows
         return Comparison(
-            Place(self._s1, t1, reprocess_top, None if witness is None else Witness(t1, witness)),
+            Place(
+                NOTHING if self._everything else self._s1,
+                0 if self._everything else t1,
+                reprocess_top,
+                None if witness is None else Witness(t1, witness),
+            ),
             rows=rows,
             published=rows - to_publish - assumed,
             to_publish=to_publish,
@@ -185,12 +192,10 @@ class Table:
         place."""
         s1 = self._s1
         self._conn.execute(_QUERIES["allow"])
-        own = int(self._one("own_id")[0])
-        assert not s1.shows(own), f"transaction {own} is in its own snapshot {s1}"
-        settled = self._conn.execute(
-            _QUERIES["settle"], {"xmax": str(s1.xmax), "xip": "{" + ",".join(map(str, s1.xip)) + "}"}
-        ).rowcount
-        self._conn.execute(_QUERIES["restamp"])
+        unseen = {"xmax": str(s1.xmax), "xip": "{" + ",".join(map(str, s1.xip)) + "}"}
+        settled = self._conn.execute(_QUERIES["settle"], {**unseen, "everything": self._everything}).rowcount
+        if not self._everything:
+            self._conn.execute(_QUERIES["restamp"])
         self._conn.execute(_QUERIES["reopen"])
         for request in ("close_requests", *(["ask_again"] if ask_again else [])):
             self._conn.execute(_QUERIES[request], {"prefix": topic_prefix})
@@ -210,7 +215,7 @@ class Table:
 
     def absent(self, published_at_most: int) -> int:
         """How many of the events taken are not in the table."""
-        oldest = self._one("snapshot")[3]
+        oldest = self._one("snapshot")[4]
         return cast(int, self._one("absent", oldest=oldest, published_at_most=published_at_most)[0])
 
     def _one(self, name: str, **parameters: Any) -> tuple[Any, ...]:
