@@ -21,7 +21,10 @@ from producers.relay.source import Source
 from schemas import RawRow
 
 OWN_AT_MOST = 8  # organizations of a lane that have entries of their own; each is one more poll
-JUDGED_ROWS = 10_000  # of a backlog, before it is said whose it is
+# Of a backlog, before it is said whose it is. A broker far away makes few rows of many seconds: then fewer must do, or
+# the others wait for the verdict.
+JUDGED_ROWS = 10_000
+JUDGED_AFTER_S, JUDGED_ROWS_AT_LEAST = 0.5, 500
 LARGE_SHARE = 0.5
 APART_AT_LEAST_S = 10.0  # one whose backlog comes and goes is not parted and joined all the time
 
@@ -31,16 +34,22 @@ Place = tuple[tuple[tuple[int, int], ...], UUID | None]
 class Shares:
     """Whose backlog it is: counts the rows of an entry that is behind. No I/O."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._counts: Counter[bytes] = Counter()
+        self._monotonic, self._since = monotonic, 0.0
 
     def saw(self, organizations: Iterable[bytes], *, behind: bool) -> UUID | None:
-        """Count a chunk's rows; the organization that more than half of the last thousands are of, if there is one."""
+        """Count a chunk's rows; the organization that more than half of the last thousands are of (of the last
+        hundreds, when they took long), if there is one."""
         if not behind:
             self._counts.clear()
             return None
+        if not self._counts:
+            self._since = self._monotonic()
         self._counts.update(organizations)
-        if (total := self._counts.total()) < JUDGED_ROWS:
+        total = self._counts.total()
+        slow = self._monotonic() - self._since >= JUDGED_AFTER_S
+        if total < (JUDGED_ROWS_AT_LEAST if slow else JUDGED_ROWS):
             return None
         ((organization, count),) = self._counts.most_common(1)
         self._counts.clear()
@@ -119,7 +128,7 @@ class Turns:
             self._ahead.pop(gone).close()
             del self._shares[gone]
         for new in places - self._ahead.keys():
-            self._ahead[new], self._shares[new] = Ahead(self._source, self._make), Shares()
+            self._ahead[new], self._shares[new] = Ahead(self._source, self._make), Shares(self._monotonic)
         self._source.share(len(self.entries))
 
 

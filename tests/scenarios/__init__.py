@@ -34,4 +34,5 @@ show already is named here and not repeated; `test_the_table.py` holds this tabl
     S13  restarts, and a backlog          tests/scenarios/test_a_backlog_and_new_rows.py
                                           tests/faults/test_relay_servers.py::test_the_broker_restarts_under_load_and_nothing_is_lost_or_twice
                                           tests/faults/test_relay_servers.py::test_postgres_restarts_under_load_and_nothing_is_lost_or_twice
+    S14  a hot organization               tests/scenarios/test_a_hot_organization.py
 """  # noqa: E501 (ids are not to be broken)

@@ -56,7 +56,7 @@ def assert_each_once_in_order(rows, database):
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4_000)), max_size=20))
 def test_only_the_owner_of_more_than_half_of_a_backlog_is_named(chunks):
-    shares, seen = Shares(), defaultdict(int)
+    shares, seen = Shares(lambda: 0.0), defaultdict(int)
     for letter, count in chunks:
         organization = uuid.UUID(letter * 32)
         named = shares.saw([str(organization).encode()] * count, behind=True)
@@ -71,10 +71,20 @@ def test_only_the_owner_of_more_than_half_of_a_backlog_is_named(chunks):
 
 
 def test_what_was_counted_is_forgotten_by_who_has_caught_up():
-    shares, organization = Shares(), str(uuid.uuid4()).encode()
+    shares, organization = Shares(lambda: 0.0), str(uuid.uuid4()).encode()
     assert shares.saw([organization] * 9_999, behind=True) is None
     assert shares.saw([organization] * 9_999, behind=False) is None
     assert shares.saw([organization] * 9_999, behind=True) is None
+
+
+def test_fewer_rows_must_do_when_they_took_long():
+    now = [0.0]
+    shares, organization = Shares(lambda: now[0]), uuid.uuid4()
+    chunk = [str(organization).encode()] * 100
+    assert [shares.saw(chunk, behind=True) for _ in range(10)] == [None] * 10
+    now[0] = taking.JUDGED_AFTER_S
+    assert shares.saw(chunk, behind=True) == organization
+    assert shares.saw(chunk, behind=True) is None  # it is counted anew
 
 
 def test_a_large_organization_is_split_off_and_the_small_ones_go_ahead_of_it(short, database, writers, source):
