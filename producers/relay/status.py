@@ -241,7 +241,13 @@ def look(kafka_settings: KafkaSettings, postgres_url: str) -> State:
             lanes.append(_lane(source, name, number, layout, rows.get(name), histories[number]))
         refusals: list[str] = []
         for lane in lanes:
-            refusals += _refusals(lane, Identity(database.identity, facts.identity), database.last_seq, rows, source)
+            refusals += _refusals(
+                lane,
+                Identity(database.identity, facts.identity),
+                database.last_seq,
+                source.published_to(kafka_settings.topic_prefix),
+                source,
+            )
         return State(
             layout=layout.number,
             lanes=tuple(lanes),
@@ -451,13 +457,11 @@ def _lane(
     )
 
 
-def _refusals(
-    lane: LaneState, now: Identity, last_seq: int, rows: dict[str, list[Any]], source: Source
-) -> Iterator[str]:
+def _refusals(lane: LaneState, now: Identity, last_seq: int, published_to: str | None, source: Source) -> Iterator[str]:
     """Why a relay would publish nothing from this position, as service.py decides it."""
     if lane.position is None:
-        if lane.name in rows and (cluster_id := rows[lane.name][-1]) is not None:
-            yield f"{lane.name} has no position, but has published to cluster {cluster_id}"
+        if published_to is not None:
+            yield f"{lane.name} has no position, but cluster {published_to} has been published to"
         return
     yield from lane.position.identity.differences(now)
     if (top := max(entry.top for entry in lane.position.entries)) > last_seq:

@@ -7,9 +7,9 @@ from producers.relay.service import Options, Relay
 
 
 @contextmanager
-def relay_of(topics, database, **options):
+def relay_of(topics, database, lane=0, **options):
     """A relay publishing `database` to `topics`; gives its thread. What ended it early is raised at the end."""
-    relay = Relay(topics.settings, database.url, Options(**options))
+    relay = Relay(topics.settings, database.url, Options(**options), lane=lane)
     ended = []
 
     def run():

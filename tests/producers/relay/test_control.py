@@ -13,10 +13,12 @@ import pytest
 import schemas
 import sql
 from afluente import postgres as connections
+from afluente.clock import SystemClock
 from consumers.dead_letters import Filter
 from consumers.dead_letters import relay as relay_letters
 from producers.relay import control, reprocess
-from producers.relay.position import Entry
+from producers.relay.lanes import settle_lanes
+from producers.relay.position import Entry, slot_of
 from producers.relay.status import look
 from tests.producers.relay.oracle import assert_exactly_once_in_order, event_id_of
 from tests.producers.relay.running import relay_of
@@ -178,6 +180,39 @@ def test_a_row_that_event_log_has_dropped_is_published_from_its_letter_and_the_c
     assert event_id_of(record) == large
     assert schemas.decode(record.value()).payload == payload
     assert database.execute("SELECT state, row_copy FROM afluente.relay_reprocess") == [("published", None)]
+
+
+def test_each_lane_answers_what_is_asked_for_its_organizations_across_a_change_of_lanes(database, topics, reader):
+    organizations = [database.organization(f"Loja {number}") for number in range(6)]
+    lanes_of = {slot_of(organization) >= 128 for organization in organizations}
+    while len(lanes_of) < 2:  # both halves of the slots
+        organizations.append(database.organization("Loja"))
+        lanes_of.add(slot_of(organizations[-1]) >= 128)
+    emit = "SELECT emit_event_for(%s, 'lead.created', 'lead', NULL, '{}')"
+    for organization in organizations:
+        database.execute(emit, [organization])
+    with relay_of(topics, database):
+        reader.wait_for(len(organizations))
+    first, *others = letters(database, topics)
+    with database.connect(autocommit=True) as conn:
+        assert relay_letters.retry(conn, topics.settings, [first], actor="ana", reason="").failed == []
+    with relay_of(topics, database):
+        reader.wait_for(len(organizations) + 1)
+    with database.connect(autocommit=True) as conn:
+        assert relay_letters.retry(conn, topics.settings, others, actor="ana", reason="").failed == []
+    settle_lanes(
+        topics.settings, database.url, 2, instance="test", clock=SystemClock(), heartbeat=lambda: None, under_load=True
+    )
+    with relay_of(topics, database), relay_of(topics, database, lane=1):
+        reader.wait_for(2 * len(organizations))
+        found = look(topics.settings, database.url)
+        assert ([lane.number for lane in found.lanes], found.layout, found.words) == ([0, 1], 2, "running")
+    records = reader.read_to_the_end()
+    assert Counter(Counter(event_id_of(record) for record in records).values()) == {2: len(organizations)}
+    found = look(topics.settings, database.url)
+    assert found.dead_lettered == len(records)
+    assert {letter.state for letter in letters(database, topics)} == {"dead"}
+    assert {letter.attempts for letter in letters(database, topics)} == {2}
 
 
 def test_requests_become_visible_in_the_order_of_their_ids(database):
