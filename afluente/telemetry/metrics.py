@@ -25,7 +25,7 @@ METRICS: dict[str, tuple[tuple[str, ...], str]] = {
     "afluente_relay_takeovers": (("lane",), "how often the lane was taken from an owner, counted in Postgres"),
     "afluente_relay_paused": ((), "1: paused by `afluente relay pause`"),
     "afluente_relay_lag_rows": (("lane",), "committed rows that are not published, counted up to 100,000"),
-    "afluente_relay_lag_seconds": (("lane",), "age of the oldest of them"),
+    "afluente_relay_lag_seconds": (("lane",), "for how long the oldest of them has waited"),
     "afluente_relay_organization_lag_rows": (("organization",), "the same by organization: those with the most"),
     "afluente_relay_position_age_seconds": (("lane",), "since the lane's position last moved, in Kafka or in memory"),
     "afluente_relay_window_seqs": (("lane",), "sequence numbers to the end of the open window: at most so many rows"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from afluente import postgres
 from afluente.telemetry import metrics
@@ -48,7 +48,8 @@ class Numbers:
         Any psycopg.Error: Postgres is away, and the numbers stay as they were."""
         with closing(Source(self._url)) as source:
             source.leave_out_sealed(entries)
-            states = [entry_state(source, entry, COUNT_ROWS) for entry in entries]
+            held_at = datetime.now(UTC) - timedelta(seconds=moved_s)
+            states = [entry_state(source, entry, COUNT_ROWS, held_at) for entry in entries]
             lane = source.lane(self._lane)
         with closing(postgres.connect(self._url, application_name="afluente-relay-numbers", autocommit=True)) as conn:
             oldest_s = oldest_transaction_s(conn)

@@ -147,7 +147,7 @@ class State:
 
     @property
     def lag_s(self) -> float:
-        """Age of the oldest committed row that is not published; 0.0 when there is none."""
+        """For how long the oldest of the committed rows that are not published has waited; 0.0 when there is none."""
         oldest = self.waiting.oldest
         return 0.0 if oldest is None else max(0.0, (self.at - oldest).total_seconds())
 
@@ -259,9 +259,17 @@ def look(kafka_settings: KafkaSettings, postgres_url: str) -> State:
         )
 
 
-def entry_state(source: Source, entry: Entry, rows: int) -> EntryState:
-    """What `entry` leaves unpublished, counted up to `rows`."""
-    organizations = {organization: (count, oldest) for organization, count, oldest in source.lag(entry, rows)}
+def entry_state(source: Source, entry: Entry, rows: int, unseen_at: datetime | None) -> EntryState:
+    """What `entry` leaves unpublished, counted up to `rows`. `unseen_at`: when its position was written, or held.
+
+    Postgres keeps no commit times. A row waits since it was written, or since the position was that did not show it,
+    if that is later: so rows that a transaction of an hour commits now do not count as an hour late.
+    """
+    bound = unseen_at if entry.window is None else None
+    organizations = {
+        organization: (count, max(filter(None, (oldest, bound))))
+        for organization, count, oldest in source.lag(entry, rows)
+    }
     count = sum(count for count, _ in organizations.values())
     oldest = min((oldest for _, oldest in organizations.values()), default=None)
     return EntryState(entry, Waiting(min(count, rows), count >= rows, oldest), organizations)
@@ -451,7 +459,10 @@ def _lane(
         owner_silent_s=silent_s if instance is not None else None,
         takeovers=takeovers,
         position=position,
-        entries=tuple(entry_state(source, entry, COUNT_LIMIT) for entry in entries),
+        entries=tuple(
+            entry_state(source, entry, COUNT_LIMIT, None if position is None else position.written_at)
+            for entry in entries
+        ),
         rows_per_s=rate,
         rate_over_s=over_s,
     )

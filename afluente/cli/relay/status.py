@@ -25,6 +25,8 @@ def status(format: FormatOption = Format.text) -> None:
     open_transactions [those of blocker], undecided [{topic, partition, offset}], refusals, remarks [{kind, severity,
     found, fix}], database, kafka_cluster.
 
+    lag_seconds: since the oldest waiting row was committed, as far as that can be told: since it was written, or since
+    the position that did not show it, whichever is later.
     `blocker`: the oldest open transaction that has written events, else the oldest open one. The relay does not wait
     for it; rows_waiting_at_most are rows that its commit alone will show.
 
