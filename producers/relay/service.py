@@ -555,7 +555,7 @@ class _Background:
         if self._numbers is not None and self._entries and not self._stop.is_set():
             try:
                 self._numbers.show(self._entries, time.monotonic() - self._moved_at)
-            except psycopg.Error as error:
+            except Exception as error:  # whatever it is: this thread also watches the cluster and makes months
                 _log.debug("relay.watch_failed", error=_words(error))
 
     def _maintain(self, *, partitions: bool) -> bool:
