@@ -22,8 +22,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 import sql
 from afluente import kafka, postgres
-from afluente.errors import Unavailable
+from afluente.errors import NotAllowed, Unavailable
 from afluente.settings import KafkaSettings
+from afluente.telemetry import get_logger
 from producers.relay import control, repair
 from producers.relay.cluster import REQUEST_TIMEOUT_S, Cluster
 from producers.relay.control import Pause
@@ -45,6 +46,7 @@ BEHIND_S = 60.0
 OLD_TRANSACTION_S, VERY_OLD_TRANSACTION_S = 300.0, 3600.0
 MONTHS_AHEAD = timedelta(days=31)
 
+_log = get_logger(__name__)
 _QUERIES = sql.queries("relay_control")
 
 
@@ -573,7 +575,12 @@ def _undecided(
     if not cluster.has_open_transactions(partitions):
         return ()
     hanging = (repair.State.hanging, repair.State.foreign)
-    return tuple((*item.place, item.start_offset) for item in repair.find(settings) if item.state in hanging)
+    try:
+        return tuple((*item.place, item.start_offset) for item in repair.find(settings) if item.state in hanging)
+    except (NotAllowed, Unavailable) as error:
+        # The rest is worth knowing all the same; `relay repair` and doctor say why this is not known.
+        _log.debug("relay.watch_failed", error=str(error))
+        return ()
 
 
 def _nothing() -> None:
