@@ -196,7 +196,8 @@ def _print(data: dict[str, Any]) -> None:
     if data["lag_rows"]:
         print("\nwaiting, by organization")
         show(data["organizations"], columns=["organization_id", "lag_rows", "lag_seconds", "own_entry"])
-    if (blocker := data["blocker"]) is not None:
+    # One of a moment ago that writes something else is no news.
+    if (blocker := data["blocker"]) is not None and (blocker["writes_events"] or (blocker["age_s"] or 0.0) >= 1.0):
         print("\nopen transaction")
         show({f"  {key.replace('_', ' ')}": value for key, value in blocker.items() if value is not None})
     for remark in data["remarks"]:
