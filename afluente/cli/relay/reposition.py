@@ -25,7 +25,7 @@ def reposition(
         str | None, typer.Option("--since", help="rows from before count as published: ISO time, 2h, 3d, yesterday")
     ] = None,
     pg_upgrade: Annotated[
-        bool, typer.Option("--pg-upgrade", help="after pg_upgrade: new is only the identity")
+        bool, typer.Option("--pg-upgrade", help="after pg_upgrade: only the identity has changed")
     ] = False,
     although_none_match: Annotated[
         bool, typer.Option("--although-none-match", help="even if the topics hold no row of this table")
