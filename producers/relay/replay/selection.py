@@ -64,12 +64,11 @@ class Selection:
     organizations: frozenset[UUID] = frozenset()
     event_types: frozenset[str] = frozenset()
 
-    def takes(self, part: Part, organization_id: UUID, event_type: str, created_at: datetime, event_id: UUID) -> bool:
+    def takes(self, part: Part, organization_id: UUID, event_type: str, created_at: datetime) -> bool:
         return (
             (not self.organizations or organization_id in self.organizations)
             and (not self.event_types or event_type in self.event_types)
             and part.covers(created_at)
-            and (not part.ids or event_id in part.ids)
         )
 
     @property

@@ -107,6 +107,7 @@ class Sources:
         self._consumer: Consumer | None = None
         self._at: tuple[str, int, int] | None = None  # where the consumer reads on
         self._archived: tuple[Part, Cursor, Iterator[Row]] | None = None
+        self._ids: tuple[Part | None, frozenset[UUID]] = (None, frozenset())
         self.remarks: list[str] = []
         """What a person should know of the parts that were found."""
 
@@ -323,7 +324,7 @@ class Sources:
         found, is_whole = self._stream("named", {"ids": list(asked)}, len(asked) + 1)
         page = Page([], [], None)
         for row, _ in found:
-            if wanted.takes(part, row.organization_id, row.event_type, row.created_at, row.id):
+            if wanted.takes(part, row.organization_id, row.event_type, row.created_at):
                 _add(page, row)
         # The ids are in the order of their rows. One that is gone since would make `found` short, not wrong.
         done = done + len(asked) if is_whole else part.ids.index(found[-1][0].id) + 1
@@ -344,20 +345,23 @@ class Sources:
 
     def _topic_page(self, wanted: Selection, part: Part, cursor: Cursor, rows: int) -> Page:
         number, offset = cursor or (0, None)
-        if number >= len(part.ranges):
-            return Page([], [], None)
-        topic, partition, first, end = part.ranges[number]
-        offset = first if offset is None else offset
         page, seen, size = Page([], [], None), 0, 0
-        while offset < end and len(page.events) < rows and seen < SCAN_ROWS and size < PAGE_BYTES:
+        while number < len(part.ranges) and len(page.events) < rows and seen < SCAN_ROWS and size < PAGE_BYTES:
+            topic, partition, first, end = part.ranges[number]
+            offset = first if offset is None else offset
             messages, offset = self._read(topic, partition, offset, end, rows - len(page.events))
-            seen += len(messages)
+            seen += 1 + len(messages)
             for message in messages:
                 size += len(message.value() or b"")
-                _add_record(page, wanted, part, message)
-        if offset < end:
-            return page._replace(after=[number, offset])
-        return page._replace(after=[number + 1, None] if number + 1 < len(part.ranges) else None)
+                _add_record(page, wanted, part, self._named(part), message)
+            if offset >= end:
+                number, offset = number + 1, None
+        return page._replace(after=[number, offset] if number < len(part.ranges) else None)
+
+    def _named(self, part: Part) -> frozenset[UUID]:
+        if self._ids[0] is not part:
+            self._ids = (part, frozenset(part.ids))
+        return self._ids[1]
 
     def _read(self, topic: str, partition: int, offset: int, end: int, rows: int) -> tuple[list[Message], int]:
         """Committed records from `offset`, before `end`; and where to go on."""
@@ -409,7 +413,7 @@ class Sources:
         page, size = Page([], [], None), 0
         for seen, row in enumerate(self._archived[2], 1):
             cursor = _place_of(row)
-            if wanted.takes(part, row.organization_id, row.event_type, row.created_at, row.id):
+            if wanted.takes(part, row.organization_id, row.event_type, row.created_at):
                 _add(page, row)
                 size += len(row.payload) + len(row.metadata)
             if len(page.events) + len(page.failed) >= rows or size >= PAGE_BYTES or seen >= SCAN_ROWS:
@@ -448,7 +452,7 @@ def _add(page: Page, row: Row) -> None:
     page.events.append(Found(*about, key, value, [*headers]))
 
 
-def _add_record(page: Page, wanted: Selection, part: Part, message: Message) -> None:
+def _add_record(page: Page, wanted: Selection, part: Part, named: frozenset[UUID], message: Message) -> None:
     origin = Origin(
         message.topic() or "", message.partition() or 0, message.offset() or 0, max(0, message.timestamp()[1])
     )
@@ -458,8 +462,10 @@ def _add_record(page: Page, wanted: Selection, part: Part, message: Message) -> 
     except schemas.SchemaError as error:
         page.failed.append((place, f"no event: {error}"))
         return
-    if not wanted.takes(part, event.organization_id, event.event_type, event.created_at, event.id):
+    if not wanted.takes(part, event.organization_id, event.event_type, event.created_at):
         return
+    if named and event.id not in named:
+        return  # it was found by a header, which is anybody's word
     if (headers := kafka.headers_of(message)) is None:
         page.failed.append((place, "the name of a header is not UTF-8"))
         return
