@@ -43,6 +43,7 @@ def test_a_huge_transaction_is_published_in_pieces_within_bounded_memory(rows, d
     reader = Few(topics)
     relay = processes.start("relay", "run")
     relay.wait_for("relay.ready")
+    idle_mb = peak_mb(relay.pid)
     small, huge = writers.organizations[0], writers.organizations[1]
     with database.connect(role=None) as conn:
         conn.execute(
@@ -58,11 +59,12 @@ def test_a_huge_transaction_is_published_in_pieces_within_bounded_memory(rows, d
     while reader.of[small] < 2:
         reader.wait_for(len(reader.records) + 1)
     assert time.monotonic() - committed < BACK_TO_NORMAL_S
-    reader.wait_for(rows + 2)
+    reader.wait_for(rows + 2, timeout=200)
     began = time.monotonic()
     writers.commit(1, small)
     reader.wait_for(rows + 3)
     assert time.monotonic() - began < 1.0
+    print(f"peak RSS {peak_mb(relay.pid):.0f} MB, {idle_mb:.0f} before the first row")
     assert peak_mb(relay.pid) < AT_MOST_MB
     assert relay.terminate() == 0
 
