@@ -25,6 +25,7 @@ from tests.producers.relay.oracle import Reader, assert_exactly_once_in_order
 from tests.producers.relay.running import relay_of
 
 PARTITIONS = 6
+FIRST = 3
 NOT_YET = -1
 NOT_LEADER = 6  # for a moment, of a topic that was just made
 COORDINATOR_COMES = (14, 15, 16)  # for a moment, of a transactional id that is new
@@ -41,25 +42,27 @@ def take_anything(kafka):
         future.result(20)
 
 
-def lose_transaction(monkeypatch, topics, database, writers, events=12):
+def lose_transaction(monkeypatch, topics, database, writers):
     """Have a relay publish some events, and leave its next transaction undecided. Its places, the position last."""
     caught = []
+    while len({partition_for(str(key).encode(), PARTITIONS) for key in writers.organizations}) < 3:
+        writers.organizations.append(writers.add(database.organization("Mais uma loja")))
     with monkeypatch.context() as patch:
         publish = Session.publish
 
         def catch(self, records, position):
-            if len(records) < events:
+            if len(records) <= FIRST:
                 return publish(self, records, position)
             caught.append((records, position))
             raise SessionLost("as if the broker had been killed")
 
         patch.setattr(Session, "publish", catch)
         with relay_of(topics, database) as relay:
-            writers.commit(3)
+            writers.commit(FIRST)
             _wait_until(lambda: len(topics.records(topics.positions)) > 1 or not relay.is_alive())
-            with database.connect() as conn:  # of several organizations, so in several partitions
+            with database.connect() as conn:
                 for organization in writers.organizations:
-                    writers.emit(conn, organization, events // len(writers.organizations))
+                    writers.emit(conn, organization, FIRST)
                 conn.commit()
             _wait_until(lambda: caught or not relay.is_alive())
     records, position = caught[0]
