@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import math
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from afluente.cli.dlq import parse_time
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
 from afluente.cli.registry import use_registry
+from afluente.cli.signals import stopped_by_signals
 
 if TYPE_CHECKING:
     from consumers.replay import Addressing, Plan
@@ -341,7 +341,7 @@ def _run(
             failed=fail,
             lost=lambda why: say(f"Kafka: {why}; going on from where the replay stands there"),
         )
-        with _stopped_by_signals(run.stop):
+        with stopped_by_signals(run.stop):
             progress = run.run()
     finished = progress.part == len(wanted.parts)
     note(progress, finished)
@@ -466,16 +466,6 @@ def _usage(parse: Callable[[str], Any], text: str) -> Any:
         return parse(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-
-
-@contextmanager
-def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

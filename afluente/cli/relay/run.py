@@ -10,13 +10,13 @@ import signal
 import threading
 from contextlib import suppress
 from dataclasses import replace
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from afluente.cli.registry import use_registry
 from afluente.cli.relay.supervise import Lanes, stop_with_supervisor
+from afluente.cli.signals import STOPPING, stopped_by_signals
 from afluente.errors import Refused
 
 if TYPE_CHECKING:
@@ -71,19 +71,20 @@ def run(
         raise typer.BadParameter("give --lanes or --lane, not both")
     settings = RelaySettings.read(os.environ)
     process = _Process(settings, Options(take_over=take_over, log_records=log_records, chunk_rows=chunk_rows))
-    signal.signal(signal.SIGTERM, process.on_signal)
-    signal.signal(signal.SIGINT, process.on_signal)
+    signals = STOPPING
     if supervised:
         # Ctrl-C reaches the whole group; the supervisor says when to end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signals = (signal.SIGTERM,)
         stop_with_supervisor(process.stop)
-    try:
-        if lane is not None:
-            process.run_lane(lane)
-        else:
-            process.run_all(lanes)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    with stopped_by_signals(process.stop, signals):
+        try:
+            if lane is not None:
+                process.run_lane(lane)
+            else:
+                process.run_all(lanes)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 class _Process:
@@ -94,9 +95,6 @@ class _Process:
         self._stop = threading.Event()
         self._relay: Relay | None = None
         self._serving = False
-
-    def on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.stop()
 
     def stop(self) -> None:
         self._stop.set()
