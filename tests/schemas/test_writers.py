@@ -48,7 +48,7 @@ def by_fastavro(value):
     return out.getvalue()
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(catalogue_payloads(), MOMENTS, JSON_OBJECTS, st.booleans(), st.booleans())
 def test_a_record_is_what_encode_and_headers_give(typed, created_at, metadata, has_entity, is_stated):
     event_type, payload, stated = typed
