@@ -25,7 +25,7 @@ from afluente import kafka, postgres
 from afluente.errors import NotAllowed, Unavailable
 from afluente.settings import KafkaSettings
 from afluente.telemetry import get_logger
-from producers.relay import control, repair
+from producers.relay import control
 from producers.relay.cluster import REQUEST_TIMEOUT_S, Cluster
 from producers.relay.control import Pause
 from producers.relay.lanes import Layout, current_layout
@@ -574,6 +574,8 @@ def _undecided(
     """Where a transaction is open that nobody will end. The exact question is asked only when some are open at all."""
     if not cluster.has_open_transactions(partitions):
         return ()
+    from producers.relay import repair  # brings aiokafka with it, which a running relay has no use for
+
     hanging = (repair.State.hanging, repair.State.foreign)
     try:
         return tuple((*item.place, item.start_offset) for item in repair.find(settings) if item.state in hanging)
