@@ -80,6 +80,7 @@ def test_maintenance_moves_rows_and_none_is_missed_or_repeated(database, topics,
     assert_exactly_once_in_order(database, reader.read_to_the_end())
 
 
+@pytest.mark.faults_long
 def test_a_database_renamed_is_the_same_database(database, topics, writers, reader):
     with relay_of(topics, database):
         writers.commit(10)
@@ -101,6 +102,7 @@ def test_a_database_renamed_is_the_same_database(database, topics, writers, read
             admin.execute(renamed.format(pgsql.Identifier(name), pgsql.Identifier(database.name)))
 
 
+@pytest.mark.faults_long  # the refusal itself: test_identity
 def test_a_sequence_put_back_by_a_person_under_a_running_relay_is_refused_at_the_next_start(
     database, topics, writers, reader
 ):

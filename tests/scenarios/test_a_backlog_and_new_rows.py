@@ -11,7 +11,7 @@ from tests.producers.relay.oracle import assert_exactly_once_in_order
 
 @pytest.mark.parametrize(
     "rows",
-    [pytest.param(800, id="short"), pytest.param(10_000, id="long", marks=pytest.mark.faults_long)],
+    [pytest.param(500, id="short"), pytest.param(10_000, id="long", marks=pytest.mark.faults_long)],
 )
 def test_old_rows_go_before_new_ones_and_a_stop_leaves_nothing_half_done(
     rows, database, topics, writers, reader, processes
