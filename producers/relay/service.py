@@ -108,9 +108,12 @@ class Relay:
         *,
         clock: Clock | None = None,
         lane: int = 0,
+        lanes: int | None = None,
     ) -> None:
+        """`lanes`: how many somebody has counted and looks after; with another number of them, `run` begins nothing."""
         self._kafka_settings, self._postgres_url = kafka_settings, postgres_url
         self._options, self._clock, self._lane = options or Options(), clock or SystemClock(), lane
+        self._lanes = lanes
         self._topics = Topics(kafka_settings.topic_prefix)
         self.instance = instance_name()
         self._use(Layout())
@@ -137,6 +140,8 @@ class Relay:
             layout = self._find_layout(cluster)
             if layout is None:
                 return
+            if self._lanes not in (None, layout.lanes):
+                raise LanesChanged(layout.number, layout.lanes)
             if self._lane >= layout.lanes:
                 raise Refused(
                     f"there is no lane {self._lane}: the relay has {layout.lanes}, counted from 0",

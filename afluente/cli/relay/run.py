@@ -45,7 +45,7 @@ def run(
     lane: Annotated[
         int | None, typer.Option("--lane", min=0, max=63, help="only this one, counted from 0, in this process")
     ] = None,
-    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+    supervised: Annotated[int | None, typer.Option("--supervised", min=2, hidden=True)] = None,  # one of so many
 ) -> None:
     """Publish what is committed to event_log, exactly once, until SIGTERM or SIGINT.
 
@@ -72,7 +72,7 @@ def run(
     settings = RelaySettings.read(os.environ)
     process = _Process(settings, Options(take_over=take_over, log_records=log_records, chunk_rows=chunk_rows))
     signals = STOPPING
-    if supervised:
+    if supervised is not None:
         # Ctrl-C reaches the whole group; the supervisor says when to end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signals = (signal.SIGTERM,)
@@ -80,7 +80,7 @@ def run(
     with stopped_by_signals(process.stop, signals):
         try:
             if lane is not None:
-                process.run_lane(lane)
+                process.run_lane(lane, of=supervised)
             else:
                 process.run_all(lanes)
         finally:
@@ -104,7 +104,7 @@ class _Process:
             # it hung is said.
             faulthandler.dump_traceback_later(STOP_WITHIN_S, exit=True)
 
-    def run_lane(self, lane: int) -> None:
+    def run_lane(self, lane: int, *, of: int | None = None) -> None:
         from producers.relay.service import Relay
 
         use_registry(self._settings.kafka.topic_prefix, writes=True)
@@ -113,7 +113,7 @@ class _Process:
         gc.freeze()
         gc.set_threshold(500_000, 10, 10)
         options = replace(self._options, numbers=self._serve_metrics())
-        self._relay = Relay(self._settings.kafka, self._settings.postgres.dsn, options, lane=lane)
+        self._relay = Relay(self._settings.kafka, self._settings.postgres.dsn, options, lane=lane, lanes=of)
         if not self._stop.is_set():
             self._relay.run()
 
@@ -140,7 +140,7 @@ class _Process:
         while (found := self._settle(lanes)) is not None:
             if found == 1:
                 try:
-                    return self.run_lane(0)
+                    return self.run_lane(0, of=1)
                 except LanesChanged as changed:
                     if lanes not in (None, changed.lanes):
                         raise

@@ -31,6 +31,7 @@ class Lanes:
 
     def __init__(self, lanes: int, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self._arguments, self._environment = list(arguments), dict(environment)
+        self._lanes = lanes
         self._beats = self._environment.get("AFLUENTE_HEARTBEAT_FILE")
         self._restarts: list[float] = []
         self._processes = {lane: self._start(lane) for lane in range(lanes)}
@@ -62,7 +63,9 @@ class Lanes:
         if listen := environment.get("AFLUENTE_METRICS"):
             host, _, port = listen.rpartition(":")
             environment["AFLUENTE_METRICS"] = f"{host}:{int(port) + 1 + lane if int(port) else 0}"
-        command = [sys.executable, "-m", "afluente", "relay", "run", "--lane", str(lane), "--supervised"]
+        command = [sys.executable, "-m", "afluente", "relay", "run", "--lane", str(lane)]
+        # Each looks for the layout itself, and ends if it is of another number by then: we would not run all of it.
+        command += ["--supervised", str(self._lanes)]
         return subprocess.Popen([*command, *self._arguments], env=environment, stdin=subprocess.PIPE)
 
     def _may_restart(self) -> bool:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from afluente.clock import SystemClock
 from afluente.errors import Refused
 from producers.relay.cluster import Cluster
-from producers.relay.errors import PositionError
+from producers.relay.errors import LanesChanged, PositionError
 from producers.relay.lanes import divided, read_positions, settle_lanes
 from producers.relay.position import Entry, Position, Snapshot, Window, lane_slots, slot_of
+from producers.relay.service import Relay
 from tests.producers.relay.oracle import assert_exactly_once_in_order
 from tests.producers.relay.test_position import IDENTITY, organizations
 
@@ -125,3 +126,15 @@ def test_another_number_is_not_taken_from_under_a_running_relay(database, topics
     lane = processes.run("relay", "run", "--lane", "2")
     assert lane.returncode == 1
     assert "there is no lane 2: the relay has 2" in lane.stderr
+
+
+def test_a_lane_of_a_number_that_is_over_begins_nothing(database, topics):
+    """Its supervisor counted 2, and then there were 3: with two of those running, one would stand still unseen."""
+    topics.create_families()
+    change(topics, database, 3)
+    for lane in (0, 1):
+        with pytest.raises(LanesChanged) as changed:
+            Relay(topics.settings, database.url, lane=lane, lanes=2).run()
+        assert changed.value.lanes == 3
+    with pytest.raises(LanesChanged):  # not "there is no lane 3": whoever counted counts again
+        Relay(topics.settings, database.url, lane=3, lanes=4).run()
