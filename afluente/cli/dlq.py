@@ -321,14 +321,19 @@ def parse_time(text: str | None, now: datetime) -> datetime | None:
     if text in ("today", "yesterday"):
         midnight = now.astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
         return midnight - timedelta(days=1 if text == "yesterday" else 0)
-    if match := re.fullmatch(r"(\d{1,6})(s|m|h|d)", text):
-        unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]
-        return now - timedelta(**{unit: int(match[1])})
     try:
+        if match := re.fullmatch(r"(\d{1,6})(s|m|h|d)", text):
+            unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]
+            return now - timedelta(**{unit: int(match[1])})
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is no time: 2026-11-29T20:00, 2h, 3d, yesterday") from None
-    return moment.astimezone()  # a naive one is the person's local time
+    except OverflowError:
+        raise typer.BadParameter(f"{text!r} is no time that a calendar has") from None
+    try:
+        return moment.astimezone(UTC).astimezone()  # a naive one is the person's local time
+    except (OverflowError, ValueError):  # near the ends of the calendar, in another zone beyond them
+        raise typer.BadParameter(f"{text!r} is no time that a calendar has") from None
 
 
 def _connect(autocommit: bool = False) -> Any:

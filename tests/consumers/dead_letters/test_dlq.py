@@ -280,6 +280,8 @@ def test_rows_the_relay_could_not_publish_are_listed(topics, organization, worke
         (["retry", "x", "--worker", "y-worker"], "not both"),
         (["retry", "not-an-id", "--yes"], "is not an id"),
         (["list", "--since", "soon"], "is no time"),
+        (["list", "--since", "999999d"], "no time that a calendar has"),
+        (["list", "--since", "0001-01-01T00:00+14:00"], "no time that a calendar has"),
     ],
 )
 def test_wrong_usage_is_said_and_nothing_is_done(processes, arguments, says):
