@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import threading
-from types import FrameType
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -23,6 +23,7 @@ from afluente import kafka as clients
 from afluente import postgres, telemetry
 from afluente.errors import Unavailable
 from afluente.settings import KafkaSettings
+from afluente.signals import stopped_by_signals
 from streams import app as faust_app
 from streams.consumer import Folding
 from streams.errors import Unfit
@@ -67,9 +68,9 @@ def run(
         exit=end,
         patience_s=patience_s,
     )
-    stop = stop_on_signals(app.loop)
-    watchdog.start()
-    app.loop.run_until_complete(_serve(app, stop))
+    with stop_on_signals(app.loop) as stop:
+        watchdog.start()
+        app.loop.run_until_complete(_serve(app, stop))
 
 
 def check_topic(kafka: KafkaSettings, topic: str, partitions: int) -> str:
@@ -106,21 +107,21 @@ def check_database(database_url: str) -> None:
         raise Unfit("no generation of the summaries is live", hint="afluente migrate status")
 
 
-def stop_on_signals(loop: asyncio.AbstractEventLoop, within_s: float = STOP_WITHIN_S) -> asyncio.Event:
+@contextmanager
+def stop_on_signals(loop: asyncio.AbstractEventLoop, within_s: float = STOP_WITHIN_S) -> Iterator[asyncio.Event]:
     """An event that SIGTERM and SIGINT set. `within_s` after the signal the process ends, whatever it is doing."""
     stop = asyncio.Event()
 
-    def on_signal(number: int, _: FrameType | None) -> None:
-        # Armed in the handler itself: the event loop may be what hangs.
+    def begin_to_stop() -> None:
+        # Armed first: the event loop may be what hangs.
         deadline = threading.Timer(within_s, end, (0, f"not stopped within {within_s:g} s"))
         deadline.daemon = True
         deadline.start()
-        log.info("process.stopping", signal=signal.Signals(number).name)
+        log.info("process.stopping")
         loop.call_soon_threadsafe(stop.set)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
-    return stop
+    with stopped_by_signals(begin_to_stop):
+        yield stop
 
 
 def end(status: int, reason: str) -> None:

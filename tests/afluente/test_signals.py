@@ -6,13 +6,13 @@ import subprocess
 import sys
 import threading
 
-from afluente.cli.signals import stopped_by_signals
+from afluente.signals import stopped_by_signals
 
 # Six hundred signals into a main thread that is nearly always inside Event.wait. A handler that sets the event itself
 # stops at one of the first hundred for ever.
 UNDER_FIRE = """
 import os, signal, threading
-from afluente.cli.signals import stopped_by_signals
+from afluente.signals import stopped_by_signals
 
 stop, over, heard = threading.Event(), threading.Event(), []
 

@@ -341,9 +341,9 @@ def test_the_deadline_of_sigterm_holds_with_a_hanging_event_loop():
 import asyncio, time
 from streams import service
 loop = asyncio.new_event_loop()
-service.stop_on_signals(loop, within_s=0.5)
-loop.call_soon(lambda: (print("hanging", flush=True), time.sleep(120)))
-loop.run_forever()
+with service.stop_on_signals(loop, within_s=0.5):
+    loop.call_soon(lambda: (print("hanging", flush=True), time.sleep(120)))
+    loop.run_forever()
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -21,7 +21,7 @@ from afluente.cli.dlq import parse_time
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
 from afluente.cli.registry import use_registry
-from afluente.cli.signals import stopped_by_signals
+from afluente.signals import stopped_by_signals
 
 if TYPE_CHECKING:
     from consumers.replay import Addressing, Plan

@@ -16,8 +16,8 @@ import typer
 
 from afluente.cli.registry import use_registry
 from afluente.cli.relay.supervise import Lanes, stop_with_supervisor
-from afluente.cli.signals import STOPPING, stopped_by_signals
 from afluente.errors import Refused
+from afluente.signals import STOPPING, stopped_by_signals
 
 if TYPE_CHECKING:
     from afluente.settings import RelaySettings
