@@ -88,6 +88,11 @@ def test_version():
         (NotAllowed("not yours"), Exit.NOT_ALLOWED, "not yours"),
         (Refused("would lose data"), Exit.FAILED, "would lose data"),
         (psycopg.OperationalError("connection refused\nmore"), Exit.TRY_AGAIN, "Postgres is away: connection refused"),
+        (
+            psycopg.OperationalError('FATAL:  permission denied to set role "afluente_worker"'),
+            Exit.NOT_ALLOWED,
+            "GRANT afluente_worker TO",
+        ),
         (psycopg.errors.InsufficientPrivilege("permission denied"), Exit.NOT_ALLOWED, "permission denied"),
         (psycopg.errors.UndefinedTable('relation "x" does not exist'), Exit.FAILED, "afluente migrate up"),
         (KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN)), Exit.TRY_AGAIN, "Kafka:"),
