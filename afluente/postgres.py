@@ -20,6 +20,8 @@ WORKER_ROLE = "afluente_worker"
 APP_ROLE = "afluente_app"
 CONNECT_TIMEOUT_S = 10
 
+_REFUSED_LOGIN = ("permission denied to set role", "password authentication failed")
+
 # Left to right within one SELECT: the old values are read before the new ones are set.
 _ACT = """
 SELECT current_setting('role'), coalesce(current_setting('app.organization_id', true), ''),
@@ -38,6 +40,12 @@ def conninfo(url: str, *, role: str | None = WORKER_ROLE, application_name: str 
     if application_name is not None:
         settings["application_name"] = application_name[:63]
     return make_conninfo(url, **settings)
+
+
+def refuses_login(error: BaseException) -> bool:
+    """Whether a failed connection is one that waiting does not mend. By the words, in English: what fails before there
+    is a connection has no SQLSTATE to go by."""
+    return isinstance(error, psycopg.OperationalError) and any(words in str(error) for words in _REFUSED_LOGIN)
 
 
 def connect(

@@ -158,9 +158,6 @@ def _explain(error: Exception) -> int:
     return int(status)
 
 
-_REFUSED_LOGIN = ("permission denied to set role", "password authentication failed")
-
-
 def _explain_client(error: Exception) -> tuple[Exit, str, str | None]:
     # Only what this run loaded can have raised: no import to find out.
     if (migrate := sys.modules.get("sql.migrate")) and isinstance(error, migrate.MigrationError):
@@ -169,8 +166,7 @@ def _explain_client(error: Exception) -> tuple[Exit, str, str | None]:
     if psycopg := sys.modules.get("psycopg"):
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return Exit.NOT_ALLOWED, f"not allowed: {_first_line(error)}", "connect as a login that may"
-        if isinstance(error, psycopg.OperationalError) and any(words in str(error) for words in _REFUSED_LOGIN):
-            # Waiting does not mend these. What fails before there is a connection has no SQLSTATE to go by.
+        if (ours := sys.modules.get("afluente.postgres")) and ours.refuses_login(error):
             hint = "connect as a login that is a member of the role: GRANT afluente_worker TO the login"
             return Exit.NOT_ALLOWED, f"not allowed: {_first_line(error)}", hint if "set role" in str(error) else None
         if isinstance(error, psycopg.OperationalError):

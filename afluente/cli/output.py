@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
@@ -15,6 +16,9 @@ from enum import Enum, StrEnum
 from typing import Annotated, Any
 
 import typer
+
+# What would tell a terminal something, in text that may be a stranger's; lines and tabs stay.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Format(StrEnum):
@@ -30,6 +34,11 @@ FormatOption = Annotated[Format, typer.Option("--format", help="how to show the 
 def say(text: str) -> None:
     """A word to the person, on stderr."""
     typer.echo(text, err=True)
+
+
+def printable(text: str) -> str:
+    """`text` with its control characters shown instead of sent to the terminal."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def show(data: Any, format: Format | str = Format.text, columns: Sequence[str] | None = None) -> None:
@@ -51,13 +60,13 @@ def show(data: Any, format: Format | str = Format.text, columns: Sequence[str] |
         names = list(columns or rows[0])
         width = max((len(name) for name in names), default=0)
         for name in names:
-            print(f"{name:<{width}}  {_cell(rows[0].get(name))}".rstrip())
+            print(f"{name:<{width}}  {printable(_cell(rows[0].get(name)))}".rstrip())
     else:
         _table(rows, list(columns or _names(rows)))
 
 
 def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    cells = [[printable(_cell(row.get(name))) for name in names] for row in rows]
     widths = [max(len(name), *(len(line[i]) for line in cells)) if cells else len(name) for i, name in enumerate(names)]
     for line in [[name.replace("_", " ") for name in names], *cells]:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -52,6 +52,8 @@ class Lease:
                 owner = self._try(take_over)
             except psycopg.OperationalError as error:
                 self._disconnect()
+                if postgres.refuses_login(error):
+                    raise
                 _log.warning("relay.postgres_away", lane=self._name, error=str(error).strip())
                 stop.wait(1.0)
                 continue

@@ -195,6 +195,8 @@ class Relay:
                 except psycopg.ProgrammingError:
                     raise  # a missing table or right: trying again does not mend it
                 except Exception as error:
+                    if postgres.refuses_login(error):
+                        raise
                     # Not only KafkaException: a Future's TimeoutError, and a SystemError out of a callback, were seen.
                     if self._stop.is_set():
                         return

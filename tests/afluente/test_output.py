@@ -65,3 +65,8 @@ def test_nothing_to_show_is_no_error(format, capsys):
 def test_what_is_no_row_is_refused():
     with pytest.raises(TypeError, match="int"):
         show([1], Format.csv)
+
+
+def test_what_a_stranger_wrote_tells_the_terminal_nothing(capsys):
+    show({"reason": "broker \x1b]0;owned\x07 upgrade\x9b2J", "lines": "one\n\ttwo"}, Format.text)
+    assert capsys.readouterr().out == "reason  broker \\x1b]0;owned\\x07 upgrade\\x9b2J\nlines   one\n\ttwo\n"

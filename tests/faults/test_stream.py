@@ -68,7 +68,14 @@ def feed_until_dead(worker, feed, chunks, status=-signal.SIGKILL):
     assert worker.wait(30) == status, worker.tail()
 
 
-@pytest.mark.parametrize("point", ["stream.after_fetch", "stream.before_commit", "stream.after_commit"])
+def long_form(point):
+    """One of several points, in `make test-faults` only."""
+    return pytest.param(point, marks=pytest.mark.faults_long)
+
+
+@pytest.mark.parametrize(
+    "point", [long_form("stream.after_fetch"), long_form("stream.before_commit"), "stream.after_commit"]
+)
 def test_killed_at_a_named_point_it_goes_on_exactly(point, stream, feed, fences, chunks, database, tmp_path):
     log = tmp_path / "faults"
     for hit in (1, 3, 2):
@@ -84,7 +91,9 @@ def test_killed_at_a_named_point_it_goes_on_exactly(point, stream, feed, fences,
     assert last.returncode is None
 
 
-@pytest.mark.parametrize("point", ["stream.after_fetch", "stream.before_commit", "stream.after_commit"])
+@pytest.mark.parametrize(
+    "point", ["stream.after_fetch", long_form("stream.before_commit"), long_form("stream.after_commit")]
+)
 def test_killed_among_headers_nobody_can_read_it_keeps_each_once(
     point, stream, feed, fences, chunks, database, topics, topic, tmp_path
 ):
@@ -156,7 +165,7 @@ def test_a_second_worker_joins_leaves_and_dies(stream, feed, fences, chunks, dat
     assert second.returncode is None
 
 
-@pytest.mark.parametrize("point", ["stream.after_fetch", "stream.before_commit"])
+@pytest.mark.parametrize("point", [long_form("stream.after_fetch"), "stream.before_commit"])
 def test_a_frozen_worker_that_wakes_writes_nothing(point, stream, feed, fences, chunks, database, tmp_path):
     """Stopped long enough to be taken for dead, with a fetch in hand; in one case inside its transaction."""
     log = tmp_path / "faults"

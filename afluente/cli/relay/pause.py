@@ -10,6 +10,8 @@ import typer
 from afluente.cli.output import Format, FormatOption, say, show
 from afluente.cli.who import who
 
+REASON_AT_MOST = 500
+
 
 def pause(
     reason: Annotated[str, typer.Option("--reason", help="why, for whoever finds it paused")] = "",
@@ -32,6 +34,8 @@ def pause(
     from afluente.settings import RelaySettings
     from producers.relay import control
 
+    if len(reason) > REASON_AT_MOST:
+        raise typer.BadParameter(f"a reason has {REASON_AT_MOST} characters at most, not {len(reason)}")
     settings = RelaySettings.read(os.environ)
     with postgres.connect(settings.postgres.dsn, application_name="afluente relay pause") as conn:
         held, changed = control.pause(conn, settings.kafka.topic_prefix, by=who(), reason=reason)

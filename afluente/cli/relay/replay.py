@@ -136,6 +136,8 @@ def replay(
         force=None if source is None else source.value,
         archive=archive,
     )
+    if asked.since is not None and asked.until is not None and asked.until <= asked.since:
+        raise typer.BadParameter("--until is not after --since: there is nothing between them")
     _begin(settings, asked, org or [], type_ or [], to, again, rate, dry_run, yes, reason, format)
 
 

@@ -154,6 +154,7 @@ class _Process:
 
     def _settle(self, lanes: int | None) -> int | None:
         """How many lanes there are, having made it so many as asked for; None when stopped first."""
+        from afluente import postgres
         from afluente.clock import SystemClock
         from afluente.errors import AfluenteError
         from afluente.telemetry import get_logger, heartbeat
@@ -174,6 +175,8 @@ class _Process:
             except AfluenteError:
                 raise
             except Exception as error:  # Kafka or Postgres is away
+                if postgres.refuses_login(error):
+                    raise
                 words = f"{type(error).__name__}: {str(error).strip()}"
                 get_logger(__name__).warning("relay.servers_away", error=words, again_in_s=AGAIN_AFTER_S)
                 self._stop.wait(AGAIN_AFTER_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from afluente.cli.output import Format, FormatOption, say, show
+from afluente.cli.output import Format, FormatOption, printable, say, show
 
 if TYPE_CHECKING:
     from producers.relay.position import Entry
@@ -209,7 +209,7 @@ def _pause_words(paused: dict[str, Any] | None) -> str:
     if paused is None:
         return "no"
     since = paused["since"].astimezone().strftime("%Y-%m-%d %H:%M:%S%z")
-    return f"by {paused['by']} since {since}" + (f": {paused['reason']}" if paused["reason"] else "")
+    return f"by {paused['by']} since {since}" + (f": {printable(paused['reason'])}" if paused["reason"] else "")
 
 
 def _rounded(value: float | None) -> float | None:

@@ -8,8 +8,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from psycopg.conninfo import make_conninfo
 
 from afluente import kafka as clients
+from afluente.cli.exits import Exit
 from producers.relay.errors import Superseded
 from producers.relay.service import Relay
 from producers.relay.status import look
@@ -190,3 +192,15 @@ def limit_topic(topics, name, max_bytes):
     asked = ConfigResource(ResourceType.TOPIC, name)
     while admin.describe_configs([asked])[asked].result(10)["max.message.bytes"].value != str(max_bytes):
         pass  # it is so once the broker says it
+
+
+def test_a_login_that_may_not_ends_the_relay_and_is_not_waited_for(database, topics, reader, processes):
+    login = f"stranger_{topics.prefix.strip('.')}"
+    database.execute(f"CREATE ROLE {login} LOGIN PASSWORD 'stranger'")
+    try:
+        url = make_conninfo(database.url, user=login, password="stranger")
+        done = processes.run("relay", "run", env={"DATABASE_URL": url})
+    finally:
+        database.execute(f"DROP ROLE {login}")
+    assert done.returncode == Exit.NOT_ALLOWED, done.stderr
+    assert "GRANT afluente_worker TO" in done.stderr
