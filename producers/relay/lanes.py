@@ -16,7 +16,7 @@ What must stay true:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -238,12 +238,3 @@ def fence(
         yield session
     finally:
         session.discard()
-
-
-def fence_and_write(
-    settings: KafkaSettings, topics: Topics, facts: ClusterFacts, positions: Iterable[Position], heartbeat: Heartbeat
-) -> None:
-    """Write each position for its lane, in a transaction of its own, having fenced the lane's owner."""
-    for position in positions:
-        with fence(settings, topics, facts, position.key, heartbeat) as session:
-            session.publish((), position)

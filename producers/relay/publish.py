@@ -11,7 +11,7 @@ What must stay true:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -53,6 +53,25 @@ def code_of(error: BaseException) -> int | None:
     return None
 
 
+def transactional_producer(
+    settings: KafkaSettings, transactional_id: str, limits: Mapping[str, int], **options: Any
+) -> Producer:
+    """A producer whose transactions end, one way or the other, in seconds. `limits`: max.message.bytes by topic."""
+    return kafka.producer(
+        settings,
+        transactional_id=transactional_id,
+        transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+        message_timeout_ms=SEND_TIMEOUT_MS,
+        socket_timeout_ms=SEND_TIMEOUT_MS,
+        retry_backoff_ms=20,
+        reconnect_backoff_max_ms=500,
+        message_max_bytes=max(limits.values()),
+        # Else a whole batch is refused, with innocents.
+        batch_size=max(1, min(BATCH_BYTES, min(limits.values()) - BATCH_ROOM)),
+        **options,
+    )
+
+
 class Session:
     """From `init` to the first exception of any method; then `discard`, and make a new one."""
 
@@ -71,17 +90,10 @@ class Session:
         self._failed_code: int | None = None
         self._lost: str | None = None
         self._committed_at = 0.0
-        smallest = min(facts.limits.values())
-        self._producer: Producer = kafka.producer(
+        self._producer: Producer = transactional_producer(
             settings,
-            transactional_id=transactional_id,
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-            message_timeout_ms=SEND_TIMEOUT_MS,
-            socket_timeout_ms=SEND_TIMEOUT_MS,
-            retry_backoff_ms=20,
-            reconnect_backoff_max_ms=500,
-            message_max_bytes=max(facts.limits.values()),
-            batch_size=max(1, min(BATCH_BYTES, smallest - BATCH_ROOM)),  # else a whole batch is refused, with innocents
+            transactional_id,
+            facts.limits,
             delivery_report_only_error=report is None,
             on_delivery=self._delivered,
             error_cb=self._client_error,

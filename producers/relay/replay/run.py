@@ -30,7 +30,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from afluente import faults, kafka
 from afluente.errors import Refused, Unavailable
 from afluente.settings import KafkaSettings
-from producers.relay.publish import BATCH_BYTES, BATCH_ROOM, RETRY_FOR_S, SEND_TIMEOUT_MS
+from producers.relay.publish import RETRY_FOR_S, transactional_producer
 from producers.relay.records import BATCH_OVERHEAD, HEADER_OVERHEAD
 from producers.relay.replay.selection import Progress, Selection
 from producers.relay.replay.sources import Found, Headers, Sources
@@ -38,7 +38,6 @@ from producers.relay.replay.sources import Found, Headers, Sources
 PAGE_ROWS = 250
 PAGES_PER_S = 4  # with a rate: the pages are as small as it takes to be even
 CALL_TIMEOUT_S = 3.0
-TRANSACTION_TIMEOUT_MS = 10_000  # readers of the target wait so long for a replay that was killed, and up to 10 s more
 PROGRESS_EVERY_S = 5.0  # of what selects nothing
 PAUSE_S = 1.0
 
@@ -260,17 +259,11 @@ class Replay:
         return progress
 
     def _make_producer(self) -> Producer:
-        return kafka.producer(
+        return transactional_producer(
             self._settings,
+            self._settings.topic_prefix + self._name,
+            self._limits,
             client_id=f"afluente-{self._name}",
-            transactional_id=self._settings.topic_prefix + self._name,
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-            message_timeout_ms=SEND_TIMEOUT_MS,
-            socket_timeout_ms=SEND_TIMEOUT_MS,
-            retry_backoff_ms=20,
-            reconnect_backoff_max_ms=500,
-            message_max_bytes=max(self._limits.values()),
-            batch_size=max(1, min(BATCH_BYTES, min(self._limits.values()) - BATCH_ROOM)),
             delivery_report_only_error=True,
             on_delivery=self._delivered,
             error_cb=self._client_error,
