@@ -41,7 +41,7 @@ COMMANDS: dict[str, Entry] = {
     "topics": Entry("Compare the declared topics to a cluster, and apply.", "afluente.cli.topics"),
     "schemas": Entry("Check, generate, register and show event schemas.", "afluente.cli.schemas"),
     "relay": Entry("Publish committed events to Kafka.", "afluente.cli.relay"),
-    "worker": Entry("Run and list workers.", "afluente.cli.worker"),
+    "worker": Entry("Run, list and pause workers.", "afluente.cli.worker"),
     "dlq": Entry("List, show, retry and discard dead letters.", "afluente.cli.dlq"),
     "stream": Entry("Fold contact events into summaries.", "afluente.cli.stream"),
     "verify": Entry("Reconcile the event log, the topics and the deliveries.", "afluente.cli.verify", group=False),

@@ -21,7 +21,7 @@ from consumers.worker import Worker
 _POOL_PER_WORKER = 4
 
 
-async def run(workers: Sequence[Worker], settings: WorkerSettings) -> bool:
+async def run(workers: Sequence[Worker], settings: WorkerSettings, *, log_records: bool = False) -> bool:
     """Work until a signal. True when all that was in hand was finished; raises what ended a worker by itself."""
     stop, stop_now = asyncio.Event(), asyncio.Event()
 

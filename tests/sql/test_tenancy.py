@@ -23,6 +23,8 @@ NOT_TENANT_DATA = {
     "event_log_seal": "months",
     "worker_event_types": "the workers' subscriptions",
     "worker_process": "living processes",
+    "worker_control": "which workers are paused",
+    "worker_periodic": "when workers did their periodic work",
     "undecodable_record": "where bytes are that are no event; the bytes are in Kafka",
     "stream_generation": "numbers of rebuilds",
     "stream_offset": "positions in topics",

@@ -1,56 +1,18 @@
-"""`afluente worker`: run workers, and say which there are and how they stand."""
+"""`afluente worker list`."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
-from afluente.cli.registry import use_registry
-
-app = typer.Typer(help="Run and list workers.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command()
-def run(
-    names: Annotated[list[str] | None, typer.Argument(help="worker names, or module:Class", metavar="NAME...")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="every worker, in this one process")] = False,
-) -> None:
-    """Handle events until SIGTERM or SIGINT; a second signal ends at once.
-
-    Each worker is one consumer group; run more processes of it to share its partitions. Exit status 0: all that was in
-    hand was finished; 1: some of it was handed back, or the worker failed.
-
-    \b
-    Examples:
-      afluente worker run webhook-dispatch-worker
-      afluente worker run --all
-    """
-    from afluente.settings import WorkerSettings
-    from consumers.runtime import process
-    from consumers.workers import REGISTRY, load
-
-    chosen = sorted(REGISTRY) if all_ else list(dict.fromkeys(names or ()))
-    if not chosen or (all_ and names):
-        say("afluente: name the workers to run, or --all")
-        say("  try: afluente worker list")
-        raise typer.Exit(Exit.USAGE)
-    settings = WorkerSettings.read(os.environ)
-    use_registry(settings.kafka.topic_prefix)
-    workers = [load(name).configure(settings) for name in chosen]
-    if not asyncio.run(process.run(workers, settings)):
-        raise typer.Exit(Exit.FAILED)
-
-
-@app.command("list")
 def list_(format: FormatOption = Format.text) -> None:
     """Name every worker, what it takes, its living processes and its deliveries that are not finished.
 
-    JSON keys: worker, event_types, kind, ordering, attempts, processes, waiting, claimed, blocked, dead.
+    JSON keys: worker, event_types, kind, ordering, attempts, processes, paused {by, since, reason} or null, waiting,
+    claimed, blocked, dead.
 
     \b
     Examples:
@@ -60,6 +22,7 @@ def list_(format: FormatOption = Format.text) -> None:
     from afluente import postgres
     from afluente.settings import PostgresSettings
     from consumers import ExternalWorker
+    from consumers.runtime import control
     from consumers.workers import REGISTRY, load
 
     settings = PostgresSettings.read(os.environ)
@@ -69,8 +32,9 @@ def list_(format: FormatOption = Format.text) -> None:
             counts.setdefault(worker, {})[state] = count
         processes = dict(conn.execute(_PROCESSES).fetchall())
         taken = dict(conn.execute(_EVENT_TYPES).fetchall())
+        pauses = control.paused(conn)
     rows: list[dict[str, Any]] = []
-    for name in sorted({*REGISTRY, *counts, *processes}):
+    for name in sorted({*REGISTRY, *counts, *processes, *pauses}):
         # of a worker of somebody's own there is no more than what it has told the database
         row: dict[str, Any] = {"worker": name, "event_types": taken.get(name, []), "kind": None, "ordering": None}
         row["attempts"] = None
@@ -83,8 +47,10 @@ def list_(format: FormatOption = Format.text) -> None:
                 "attempts": found.policy.attempts,
             }
         states = counts.get(name, {})
+        pause = pauses.get(name)
         row |= {
             "processes": processes.get(name, 0),
+            "paused": None if pause is None else {"by": pause.by, "since": pause.since, "reason": pause.reason or None},
             "waiting": states.get("waiting", 0),
             "claimed": states.get("claimed", 0),
             "blocked": states.get("blocked", 0),
@@ -94,6 +60,7 @@ def list_(format: FormatOption = Format.text) -> None:
     if format == Format.text:
         for row in rows:
             row["event_types"] = " ".join(row["event_types"])
+            row["paused"] = "" if row["paused"] is None else f"by {row['paused']['by']}"
     show(rows, format)
     if any(row["dead"] for row in rows):
         say("next: afluente dlq list")

@@ -1,0 +1,2 @@
+DROP TABLE worker_periodic;
+DROP TABLE worker_control;
