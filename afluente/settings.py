@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -275,7 +276,8 @@ class MetricsSettings(Settings):
     listen: str | None = Field(
         None,
         alias="AFLUENTE_METRICS",
-        description="address:port that answers GET /metrics, as 0.0.0.0:9400; not set: none. Relays only, for now",
+        description="address:port that answers GET /metrics, as 0.0.0.0:9400; not set: none. Relays and workers; of "
+        "workers /livez and /readyz, too",
     )
 
     @field_validator("listen")
@@ -420,6 +422,24 @@ class RuntimeSettings(Settings):
     renew_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = Field(
         30.0, alias="AFLUENTE_CLAIM_RENEW_S", description="seconds between a process's signs of life, well below that"
     )
+    stalled_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = Field(
+        60.0,
+        alias="AFLUENTE_STALLED_S",
+        description="seconds without a turn of its loops, or with records that do not move, until /livez says so",
+    )
+    group_instance_id: str | None = Field(
+        None,
+        alias="AFLUENTE_GROUP_INSTANCE_ID",
+        description="static membership, for processes with stable names of their own (a StatefulSet's pods): a restart "
+        "within the session timeout moves no partitions. Two living processes of a worker with one id end each other",
+    )
+
+    @field_validator("group_instance_id")
+    @classmethod
+    def _check_instance(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", value):
+            raise ValueError("may hold letters, digits, '.', '_' and '-' only, 200 at most")
+        return value
 
     @field_validator("renew_s")
     @classmethod
@@ -484,6 +504,7 @@ class WorkerSettings(Settings):
     kafka: KafkaSettings
     postgres: PostgresSettings
     log: LogSettings
+    metrics: MetricsSettings
     environment: EnvironmentSettings
     secrets: SecretSettings
     outbound: OutboundSettings

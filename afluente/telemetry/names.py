@@ -38,7 +38,12 @@ EVENTS: dict[str, str] = {
     # worker
     "worker.ready": "the worker has its first assignment",
     "worker.assigned": "the worker's partitions changed (`partitions`: how many it has now)",
-    "worker.delivered": "a delivery is done",
+    "worker.delivered": "deliveries are done (`count`, `failed` since the last line; --log-records: one line for each)",
+    "worker.paused": "no delivery is begun until `afluente worker resume`; `by`, `since`, `reason` (again each minute)",
+    "worker.resumed": "the pause has ended; the worker goes on",
+    "worker.stalled": "a partition is behind (`lag`) and does not move, and nothing explains that; /livez says so too",
+    "worker.periodic_done": "the worker's periodic hook ran, and what it did is committed",
+    "worker.periodic_failed": "the worker's periodic hook failed, and is tried again; nothing of it was kept",
     "worker.retried": "an attempt failed; the next is due at `next_attempt_at`",
     "worker.snoozed": "a delivery asked to come back at `next_attempt_at`; no attempt was used",
     "worker.dead": "a delivery is a dead letter",

@@ -57,24 +57,31 @@ class HandlerContext:
         idempotency_key: str | None = None,
         deliver_at: datetime | None = None,
         caused_by: Event | None = None,
+        organization_id: UUID | None = None,
     ) -> UUID:
-        """Emit in this transaction, caused by the delivery's event (a batch handler says by which: `caused_by`)."""
+        """Emit in this transaction, caused by the delivery's event (a batch handler says by which: `caused_by`; a
+        periodic hook has none, and says whose it is: `organization_id`)."""
         cause = caused_by or self._event
-        if cause is None:
-            raise ValueError("a batch handler says which event is the cause: emit(..., caused_by=delivery.event)")
+        if cause is None and organization_id is None:
+            raise ValueError(
+                "a batch handler says which event is the cause: emit(..., caused_by=delivery.event); "
+                "a periodic hook whose the event is: emit(..., organization_id=...)"
+            )
+        if cause is not None and organization_id not in (None, cause.organization_id):
+            raise ValueError("an event belongs to the organization of its cause")
         return await emit_async(
             self.connection,
             event_type,
             entity_kind=entity_kind,
             entity_id=entity_id,
             payload=payload,
-            organization_id=cause.organization_id,
-            request_id=cause.metadata.get("request_id"),
-            trace_id=cause.metadata.get("trace_id"),
+            organization_id=organization_id if cause is None else cause.organization_id,
+            request_id=None if cause is None else cause.metadata.get("request_id"),
+            trace_id=None if cause is None else cause.metadata.get("trace_id"),
             source=self._deliveries.worker,
             idempotency_key=idempotency_key,
             deliver_at=deliver_at,
-            causation=Causation.of(cause),
+            causation=None if cause is None else Causation.of(cause),
         )
 
     async def reject_waiting(self, reason: str) -> int:

@@ -219,13 +219,17 @@ def _offsets(admin: AdminClient, group: str, places: list[Place]) -> _Offsets:
             if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
                 raise
     # Committed first: the other way round a lag could be seen that never was.
-    begins = _bound(admin, places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-    return _Offsets(committed, ends(admin, places), begins)
+    return _Offsets(committed, ends(admin, places), begins(admin, places))
 
 
 def ends(admin: AdminClient, places: Iterable[Place]) -> dict[Place, int]:
     """Where each partition ends for a read_committed reader. KafkaException when one cannot be told."""
     return _bound(admin, places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+
+def begins(admin: AdminClient, places: Iterable[Place]) -> dict[Place, int]:
+    """Where the log of each partition begins now. KafkaException when one cannot be told."""
+    return _bound(admin, places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
 
 def _bound(admin: AdminClient, places: Iterable[Place], which: OffsetSpec) -> dict[Place, int]:

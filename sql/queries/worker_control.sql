@@ -24,6 +24,12 @@ UPDATE worker_control
    AND resumed_at IS NULL
 RETURNING paused_by, paused_at, reason;
 
+-- name: until_turn
+-- Seconds until the periodic hook is due again; no row: it never ran. A look only, since take_turn writes.
+SELECT greatest(0, extract(epoch FROM last_run_at - clock_timestamp()) + %(every_s)s)::float8
+  FROM worker_periodic
+ WHERE worker = %(worker)s;
+
 -- name: take_turn
 -- Is the periodic hook due? The row is locked for the one whose turn it is, until its effects are committed; another
 -- member that asks meanwhile gets nothing. The clock is the database's: members' clocks differ.
@@ -70,3 +76,13 @@ SELECT state, count(*), min(event_created_at), count(*) FILTER (WHERE next_attem
          LIMIT %(rows)s)
        ) AS open
  GROUP BY state;
+
+-- name: dead_by_type
+-- Open dead letters of a worker by event type, `rows` counted at most.
+SELECT event_type, count(*)
+  FROM (SELECT event_type
+          FROM event_delivery
+         WHERE worker = %(worker)s
+           AND state IN ('dead', 'needs_review')
+         LIMIT %(rows)s) AS dead
+ GROUP BY event_type;
