@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psycopg
-
-from afluente.local.kafka import KAFKA_VERSION
 from bench import debezium, emission, latency, poll, raw, usage
 from bench.drain import Drain, Peer, Relay, as_row, drain_all
+from bench.report import Result
 from bench.rows import ORGANIZATIONS, PER_TRANSACTION, fill
 from bench.servers import Servers, started
 
@@ -58,19 +55,6 @@ class Plan:
     keep: bool = False
 
 
-@dataclass
-class Result:
-    """What `--format json` prints: `figures` is flat, `runs` has every run by its part."""
-
-    machine: dict[str, Any]
-    versions: dict[str, str]
-    settings: dict[str, Any]
-    figures: dict[str, float] = field(default_factory=dict)
-    runs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    began_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    took_s: float = 0.0
-
-
 def run(plan: Plan, environment: Mapping[str, str], said: Callable[[str], None]) -> Result:
     """Do all of it on servers of its own. BenchError when a peer, ours included, did not do the work."""
     peers_of_debezium = debezium.PEERS if Against.debezium in plan.against else ()
@@ -78,7 +62,7 @@ def run(plan: Plan, environment: Mapping[str, str], said: Callable[[str], None])
         said("fetching Debezium, if it is not there")
         debezium.prepare()
     began = time.monotonic()
-    result = Result(usage.machine(), usage.versions(), _settings(plan))
+    result = Result("relay", usage.machine(), usage.versions(), _settings(plan))
     with started(plan.folder, environment, logical=bool(peers_of_debezium), keep=plan.keep) as servers:
         result.versions |= _server_versions(servers, bool(peers_of_debezium))
         if Part.drain in plan.parts or Against.raw in plan.against:
@@ -215,8 +199,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
 
 
 def _server_versions(servers: Servers, with_debezium: bool) -> dict[str, str]:
-    with psycopg.connect(servers.postgres.url) as conn:
-        found = {"postgres": str((conn.execute("SHOW server_version").fetchone() or ("?",))[0]), "kafka": KAFKA_VERSION}
+    found = servers.versions()
     if with_debezium:
         found |= {"debezium": debezium.VERSION, "kafka-connect": debezium.CONNECT_VERSION}
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,10 @@ from afluente import kafka as clients
 from afluente.kafka import topics_apply
 from afluente.local import EmbeddedKafka, EmbeddedPostgres, start_kafka, start_postgres
 from afluente.local.process import Ticket
-from afluente.local.processes import COMMAND, Process
+from afluente.local.processes import COMMAND, Line, Process
 from afluente.settings import KafkaSettings
 from bench.errors import BenchError
-from schemas.topics import Topics, declared
+from schemas.topics import Topics, TopicSpec, declared
 from sql import migrate
 
 TEMPLATE = "bench_template"
@@ -46,6 +46,11 @@ class Servers:
     def kafka_pid(self) -> int:
         return _pid(self.kafka.folder)
 
+    def versions(self) -> dict[str, str]:
+        with psycopg.connect(self.postgres.url) as conn:
+            (postgres,) = conn.execute("SHOW server_version").fetchone() or ("?",)
+        return {"postgres": str(postgres), "kafka": self.kafka.version}
+
     def settings(self, prefix: str = "") -> KafkaSettings:
         return KafkaSettings(bootstrap_servers=self.kafka.bootstrap_servers, topic_prefix=prefix)
 
@@ -55,12 +60,28 @@ class Servers:
             admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
         return self.postgres.url_of(name)
 
+    def drop(self, name: str) -> None:
+        """The database `name` and whoever is still connected to it, gone."""
+        with psycopg.connect(self.postgres.url, autocommit=True) as admin:
+            admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def checkpoint(self) -> None:
+        """What one peer has written is flushed now, and not while the next one is measured."""
+        with psycopg.connect(self.postgres.url, autocommit=True) as admin:
+            admin.execute("CHECKPOINT")
+
     @contextmanager
-    def topics(self, prefix: str) -> Iterator[Topics]:
-        """The topics that the relay needs, with 6 partitions each, deleted at the end."""
+    def topics(self, prefix: str, workers: Sequence[str] = (), family: str | None = None) -> Iterator[Topics]:
+        """The topics that the relay and these workers need, with 6 partitions each, deleted at the end.
+
+        `family`: of the events' topics only this one, and none of the relay's.
+        """
         admin = clients.admin(self.settings(), log_level=0)
-        specs = declared("local", (), prefix)
-        wrong = [d for d in topics_apply.apply(admin, specs, _missing(admin, prefix)) if not d.applied]
+        specs = declared("local", workers, prefix)
+        if family is not None:
+            starts = (Topics(prefix).family(family), *(f"{prefix}{worker}." for worker in workers))
+            specs = [spec for spec in specs if spec.name.startswith(starts)]
+        wrong = [d for d in topics_apply.apply(admin, specs, _missing(admin, specs)) if not d.applied]
         if wrong:
             raise BenchError(f"topic {wrong[0].topic} could not be made: {wrong[0].note}")
         try:
@@ -71,6 +92,23 @@ class Servers:
 
     def relay(self, url: str, prefix: str, name: str) -> Process:
         """The relay's own command, started."""
+        return self.command(["relay", "run"], url, prefix, name)
+
+    def worker(
+        self, kind: str, url: str, prefix: str, name: str, heard: Callable[[Line], None] | None = None
+    ) -> Process:
+        """The workers' own command with the worker `kind` (module:Class), started."""
+        return self.command(["worker", "run", kind], url, prefix, name, heard)
+
+    def command(
+        self,
+        arguments: Sequence[str],
+        url: str,
+        prefix: str,
+        name: str,
+        heard: Callable[[Line], None] | None = None,
+    ) -> Process:
+        """A command of ours as it is in production: with no settings but where its servers are."""
         environment = {key: value for key, value in self.environment.items() if not key.startswith("AFLUENTE_")}
         environment |= {
             "DATABASE_URL": url,
@@ -80,7 +118,7 @@ class Servers:
             "LOG_LEVEL": "info",
             "PYTHONUNBUFFERED": "1",
         }
-        return Process([COMMAND, "relay", "run"], environment, self.folder / f"{name}.log")
+        return Process([COMMAND, *arguments], environment, self.folder / f"{name}.log", heard)
 
 
 @contextmanager
@@ -117,8 +155,8 @@ def started(folder: Path, environment: Mapping[str, str], *, logical: bool, keep
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _missing(admin: AdminClient, prefix: str) -> list[topics_apply.Difference]:
-    return [d for d in topics_apply.plan(admin, declared("local", (), prefix), lambda name: False) if d.is_change]
+def _missing(admin: AdminClient, specs: list[TopicSpec]) -> list[topics_apply.Difference]:
+    return [d for d in topics_apply.plan(admin, specs, lambda name: False) if d.is_change]
 
 
 def _pid(folder: Path) -> int:

@@ -8,11 +8,14 @@ from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from afluente.cli.output import Format, FormatOption, say, show
+
+if TYPE_CHECKING:
+    from bench.report import Result
 
 app = typer.Typer(
     help="Measure on this machine, beside other ways to do it.", no_args_is_help=True, rich_markup_mode=None
@@ -54,8 +57,8 @@ def relay(
     """Measure the relay: drain, delay, what it costs the writers, an empty poll.
 
     On a broker and a Postgres of its own. Checks what every peer has written and fails when one did less than the work.
-    Debezium's jars come by Maven. JSON keys: machine, versions, settings, figures {flat}, runs {by part}, began_at,
-    took_s.
+    Debezium's jars come by Maven. JSON keys: bench, machine, versions, settings, figures {flat}, runs {by part},
+    began_at, took_s.
 
     \b
     Examples:
@@ -63,7 +66,6 @@ def relay(
       afluente bench relay --against raw --against debezium --format json
     """
     from bench import relay as bench
-    from bench.report import judged, markdown
 
     peers = tuple(bench.Against) if "all" in (against or ()) else _chosen(bench.Against, against, "--against")
     parts = _chosen(bench.Part, part, "--part") or bench.DEFAULT_PARTS
@@ -77,10 +79,76 @@ def relay(
         backlog_rows=backlog_rows,
         keep=keep,
     )
-    # Its servers must not outlive it, however it is ended; one started with `&` in a script would not hear SIGINT.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupt)
-    result = bench.run(plan, dict(os.environ), say)
+    _end_with_it()
+    _tell(bench.run(plan, dict(os.environ), say), report, format)
+
+
+@app.command()
+def worker(
+    against: Annotated[
+        list[str] | None,
+        typer.Option("--against", metavar="none|loop|faststream|spring|parallel|all", help="also measure; repeat it"),
+    ] = None,
+    part: Annotated[
+        list[str] | None,
+        typer.Option("--part", metavar="transactional|external|bad-record|memory|fairness", help="only these"),
+    ] = None,
+    events: Annotated[int, typer.Option("--events", min=1_000, help="of the transactional part")] = 100_000,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="of each measurement; the median counts")] = 3,
+    behind: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--behind", min=1, help="fairness: events of one organization before another's; [default: 50000 1000000]"
+        ),
+    ] = None,
+    big_records: Annotated[int, typer.Option("--big-records", min=10, help="memory: records of 100 kB")] = 3_000,
+    state_dir: Annotated[Path, typer.Option("--state-dir", help="where its servers and logs are while it runs")] = Path(
+        ".afluente/bench"
+    ),
+    keep: Annotated[bool, typer.Option("--keep", help="leave the data and logs there")] = False,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="also write everything to this file as Markdown")
+    ] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Measure workers: in transactions, with outside calls, with a bad record, memory, fairness.
+
+    On a broker and a Postgres of its own. Checks the effects of every peer and fails when one did less than the work.
+    Peers come by Maven (a JDK is needed) and pip, once. JSON keys: bench, machine, versions, settings, figures {flat},
+    runs {by part}, began_at, took_s.
+
+    \b
+    Examples:
+      afluente bench worker --events 5000 --runs 1 --behind 5000
+      afluente bench worker --against all --format json
+    """
+    from bench import worker as bench
+
+    words = against or ["none"]
+    if "none" in words and len(words) > 1:
+        raise typer.BadParameter("none goes with no other", param_hint="--against")
+    peers: tuple[bench.Against, ...] = ()
+    if "all" in words:
+        peers = tuple(bench.Against)
+    elif words != ["none"]:
+        peers = _chosen(bench.Against, words, "--against")
+    plan = bench.Plan(
+        folder=state_dir.absolute() / str(os.getpid()),
+        events=events,
+        runs=runs,
+        parts=_chosen(bench.Part, part, "--part") or tuple(bench.Part),
+        against=peers,
+        big_records=big_records,
+        behind=tuple(behind or bench.Plan.behind),
+        keep=keep,
+    )
+    _end_with_it()
+    _tell(bench.run(plan, dict(os.environ), say), report, format)
+
+
+def _tell(result: Result, report: Path | None, format: Format) -> None:
+    from bench.report import judged, markdown
+
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(markdown(result))
@@ -91,8 +159,14 @@ def relay(
         print(f"{name}:")
         show(found)
         print()
-    show(judged(result.figures))
+    show(judged(result.figures, result.bench))
     print("\n" + ", ".join(f"{name} {value}" for name, value in {**result.machine, **result.versions}.items()))
+
+
+def _end_with_it() -> None:
+    """Its servers must not outlive it, however it is ended; one started with `&` in a script would not hear SIGINT."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

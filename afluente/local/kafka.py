@@ -17,6 +17,7 @@ import signal
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
@@ -298,8 +299,8 @@ def _prepare(folder: Path, pom: bytes) -> None:
     _make_archive(folder, java)
 
 
-def fetch_jars(folder: Path, java: Path, pom: bytes, *, what: str = "Kafka") -> None:
-    """Put the jars that `pom` names into `libs` of `folder`."""
+def fetch_jars(folder: Path, java: Path, pom: bytes, *, what: str = "Kafka", also: Sequence[str] = ()) -> None:
+    """Put the jars that `pom` names into `libs` of `folder`. `also`: Maven's goals after that."""
     maven = shutil.which("mvn")
     if maven is None:
         raise Missing(
@@ -319,6 +320,7 @@ def fetch_jars(folder: Path, java: Path, pom: bytes, *, what: str = "Kafka") -> 
             folder / "pom.xml",
             "dependency:copy-dependencies",
             f"-DoutputDirectory={folder / 'libs'}",
+            *also,
         ]
         try:
             done = subprocess.run(

@@ -1,0 +1,1 @@
+"""The peers' own programs; worker_peers.py builds and starts them."""
