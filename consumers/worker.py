@@ -30,6 +30,39 @@ BACKOFF_S: tuple[int, ...] = (30, 60, 120, 300, 600, 1800, 3600, 7200)
 
 
 @dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `count` calls in any `per_s` seconds, over all members of the group and their restarts."""
+
+    count: int
+    per_s: float
+    by: Literal["organization", "key"] = "organization"
+    """What has the rate: each organization, or each key of each organization."""
+    burst: int = 1
+    """So many may come at once after a quiet time. They are of the same `count`: the higher, the slower the others."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.per_s <= 0 or not 1 <= self.burst <= self.count:
+            raise ValueError("a rate needs a positive count and time, and a burst between 1 and the count")
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """When a destination (`ExternalWorker.destination`) is left alone for a while, over all members."""
+
+    failures: int = 5
+    """In a row: then it is not called for `open_s`, but what waits for it uses no attempt."""
+    open_s: float = 30.0
+    """Then one call is made to try; if it fails, twice as long, and so on."""
+    max_open_s: float = 600.0
+    errors: tuple[type[BaseException], ...] = (Exception,)
+    """Which errors of a call say something about the destination. `Reject`, `Snooze` and `reject_on` never do."""
+
+    def __post_init__(self) -> None:
+        if self.failures < 1 or not 0 < self.open_s <= self.max_open_s:
+            raise ValueError("a breaker needs a positive number of failures, and 0 < open_s <= max_open_s")
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """How the runtime treats a worker's deliveries."""
 
@@ -53,6 +86,11 @@ class Policy:
     """Deliveries of a transactional worker in one transaction."""
     reject_on: tuple[type[BaseException], ...] = ()
     """Errors of a handler that are dead letters at once, besides `Reject` and undecodable or invalid payloads."""
+    rate: Rate | None = None
+    """How often an external worker may call. What is over it waits, without an attempt and without a place among the
+    calls in flight."""
+    breaker: Breaker | None = None
+    """When an external worker's destinations are left alone."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or not self.backoff_s or min(self.backoff_s) <= 0:
@@ -70,6 +108,15 @@ class Snooze(Exception):
         self.until = until
         self.reason = reason
         super().__init__(reason or f"snoozed until {until}")
+
+
+class NotMade(Exception):
+    """In `lookup`: the call was never made. It is made now."""
+
+
+class Unknown(Exception):
+    """Whether the call was made cannot be told: in `lookup`, people have to see to it (`needs_review`); in `call`, as
+    if the process had died in it."""
 
 
 class Reject(Exception):
@@ -155,9 +202,15 @@ class Context(Protocol):
         payload: Mapping[str, Any],
         idempotency_key: str | None = None,
         deliver_at: datetime | None = None,
+        caused_by: Event | None = None,
+        organization_id: UUID | None = None,
     ) -> UUID:
         """Emit an event of the same organization, caused by this one. It exists if and only if the delivery is
-        recorded."""
+        recorded.
+
+        A batch handler says which event is the cause (`caused_by`); a periodic hook has none, and says whose the event
+        is (`organization_id`).
+        """
         ...
 
     async def reject_waiting(self, reason: str) -> int:
@@ -172,6 +225,8 @@ class Worker:
     """kebab-case, ends in `-worker`; the consumer group and the prefix of its topics."""
     event_types: ClassVar[frozenset[str]]
     policy: ClassVar[Policy] = Policy()
+    every: ClassVar[timedelta | None] = None
+    """How often `periodic` runs; None: never."""
 
     @classmethod
     def configure(cls, settings: WorkerSettings) -> Self:
@@ -195,6 +250,16 @@ class Worker:
         Each target gets a delivery of its own. None at all: the event is recorded as skipped.
         """
         return ("",)
+
+    async def periodic(self, ctx: Context) -> None:
+        """Run once in each interval of `every` by one of the worker's processes, for what no event tells: to look for
+        what is late, to clean up.
+
+        `ctx.connection` is `afluente_worker`, which sees every organization: name the organization yourself. What is
+        written, and that it ran, are one transaction: a crash undoes both, and it runs again. Bounded by
+        `policy.timeout_s`, Postgres only. When it raises it is tried again after 30 s, or `every` if that is shorter.
+        Not while the worker is paused.
+        """
 
 
 class TransactionalWorker(Worker):
@@ -221,7 +286,18 @@ class ExternalWorker(Worker):
     """Calls the world outside. The claim is committed before the call; the outcome is recorded after it.
 
     A call may be made again with the same `delivery.idempotency_key` when the process dies between call and record.
+    Where the receiver does not tell by that key a second call from the first, `resend` says otherwise.
     """
+
+    resend: ClassVar[Literal["safe", "lookup", "never"]] = "safe"
+    """What to do when a call may have been made and its outcome is not known: its process died or was stopped in it,
+    it ran into its timeout, its `record` failed, or it raised `Unknown`. `safe`: call again with the same key.
+    `lookup`: ask `lookup` first. `never`: leave it to people, as `needs_review` among the dead letters."""
+
+    def destination(self, event: Event, target: str) -> str | None:
+        """What the call depends on, for `policy.breaker`: a host, a provider and account. None: nothing that has a
+        breaker."""
+        return None
 
     async def prepare(self, delivery: Delivery, ctx: Context) -> Any:
         """In the transaction of the claim: read what the call needs, write what must be known before it."""
@@ -229,6 +305,16 @@ class ExternalWorker(Worker):
 
     async def call(self, delivery: Delivery, prepared: Any) -> Any:
         """Outside any transaction, bounded by `policy.timeout_s`. What it returns goes to `record`."""
+        raise NotImplementedError
+
+    async def lookup(self, delivery: Delivery, prepared: Any) -> Any:
+        """With `resend = "lookup"`: what became of a call that may have been made. Outside any transaction, bounded
+        like a call, and not counted by `policy.rate`.
+
+        Return what the call would have returned: it is recorded, and not made again. Raise `NotMade` and it is made
+        now; `Unknown` and people have to see to it. Any other error is an attempt, and after the last one people have
+        to see to it as well.
+        """
         raise NotImplementedError
 
     async def record(self, delivery: Delivery, result: Any, ctx: Context) -> None:

@@ -1,4 +1,4 @@
-"""Run a worker's handler against one event, with Postgres and without a broker. For the tests of workers.
+"""Run a worker's handler against events, with Postgres and without a broker. For the tests of workers.
 
 The handler gets what the runtime gives it: the role and organization of its transaction, the context, the timeout,
 and a rollback when it raises. `event_delivery` is not touched: whether a delivery runs at all is the runtime's matter.
@@ -7,11 +7,11 @@ and a rollback when it raises. `event_delivery` is not touched: whether a delive
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from psycopg import AsyncConnection
 
@@ -21,9 +21,11 @@ from consumers.runtime.context import HandlerContext
 from consumers.runtime.deliveries import Deliveries
 from consumers.worker import (
     BatchWorker,
+    Context,
     Delivery,
     ExternalWorker,
     Reject,
+    RetryAfter,
     Snooze,
     TransactionalWorker,
     Worker,
@@ -33,11 +35,14 @@ from schemas import Event
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of it. `error` is what the handler raised; `result` what an external call returned."""
+    """What came of a delivery. `error` is what the handler raised; `result` what an external call returned."""
 
-    outcome: Literal["done", "snoozed", "rejected", "failed"]
+    outcome: Literal["done", "snoozed", "retried", "rejected", "failed"]
+    """`retried`: it raised RetryAfter, an attempt with a wait of its own; `failed`: any other error, with backoff."""
     error: BaseException | None = None
     result: Any = None
+    emitted: list[UUID] = field(default_factory=list)
+    """The events it emitted that are committed."""
 
 
 async def targets(worker: Worker, event: Event, conn: AsyncConnection[Any]) -> Sequence[str]:
@@ -62,45 +67,122 @@ async def run(
 
     `next_attempt_at` is what `failed` sees: None makes this the last attempt.
     """
-    clock = clock or SystemClock()
+    kit = _Kit(worker, conn, clock or SystemClock())
     delivery = Delivery(worker.name, event, target, attempt, generation)
-    deliveries = Deliveries(worker.name, uuid4(), transactional=True, ordered=False, takeover_s=300)
+    if isinstance(worker, BatchWorker):
+        return await kit.batch_of_one(worker, delivery)
+    if isinstance(worker, TransactionalWorker):
+        return await kit.transactional(worker, delivery)
+    assert isinstance(worker, ExternalWorker)
+    return await kit.external(worker, delivery, next_attempt_at)
 
-    def context(due: datetime | None = None) -> HandlerContext:
-        return HandlerContext(conn, clock, deliveries, event, target, next_attempt_at=due)
 
-    prepared: Any = None
-    try:
-        if isinstance(worker, BatchWorker):
-            async with conn.transaction():
-                await worker.handle_batch([delivery], HandlerContext(conn, clock, deliveries, None))
-            return Ran("done")
-        if isinstance(worker, TransactionalWorker):
-            async with (
-                conn.transaction(),
-                act_for(conn, event.organization_id),
-                asyncio.timeout(worker.policy.timeout_s),
-            ):
-                await worker.handle(delivery, context())
-            return Ran("done")
-        assert isinstance(worker, ExternalWorker)
-        async with conn.transaction(), act_for(conn, event.organization_id):
-            prepared = await worker.prepare(delivery, context())
-        async with asyncio.timeout(worker.policy.timeout_s):
-            result = await worker.call(delivery, prepared)
-        async with conn.transaction(), act_for(conn, event.organization_id):
-            await worker.record(delivery, result, context())
-        return Ran("done", result=result)
-    except Snooze as error:
-        return Ran("snoozed", error)
-    except Exception as error:
-        outcome: Literal["rejected", "failed"] = (
-            "rejected" if isinstance(error, (Reject, *worker.policy.reject_on)) else "failed"
-        )
-        if isinstance(worker, ExternalWorker):
-            async with conn.transaction(), act_for(conn, event.organization_id):
-                try:
-                    await worker.failed(delivery, prepared, error, context(next_attempt_at))
-                except Reject as rejected:
-                    return Ran("rejected", rejected)  # what it wrote before it raised stays, as at work
-        return Ran(outcome, error)
+async def run_batch(
+    worker: BatchWorker, events: Sequence[Event], conn: AsyncConnection[Any], *, clock: Clock | None = None
+) -> list[Ran]:
+    """One batch as the runtime does it: all in one transaction, and after an error by halves until the failing delivery
+    stands alone. What came of each, in their order; what one run emitted is with the first of its deliveries."""
+    kit = _Kit(worker, conn, clock or SystemClock())
+    async with conn.transaction():
+        return await kit.batch(worker, [Delivery(worker.name, event, "", 1, 0) for event in events])
+
+
+async def run_periodic(worker: Worker, conn: AsyncConnection[Any], *, clock: Clock | None = None) -> list[UUID]:
+    """The periodic hook once, committed; the events it emitted. Raises what it raises, and then nothing is kept."""
+    context = _Recording(conn, clock or SystemClock(), _deliveries(worker), None)
+    async with conn.transaction(), asyncio.timeout(worker.policy.timeout_s):
+        await worker.periodic(context)
+    return context.emitted
+
+
+class _Recording(HandlerContext):
+    """Remembers what was emitted."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.emitted: list[UUID] = []
+
+    async def emit(self, event_type: str, **given: Any) -> UUID:
+        emitted = await super().emit(event_type, **given)
+        self.emitted.append(emitted)
+        return emitted
+
+
+def _deliveries(worker: Worker) -> Deliveries:
+    return Deliveries(worker.name, uuid4(), transactional=True, ordered=False, takeover_s=300)
+
+
+class _Kit:
+    def __init__(self, worker: Worker, conn: AsyncConnection[Any], clock: Clock) -> None:
+        self._worker, self._conn, self._clock = worker, conn, clock
+        self._deliveries = _deliveries(worker)
+
+    def _context(self, delivery: Delivery | None, due: datetime | None = None) -> _Recording:
+        event, target = (None, "") if delivery is None else (delivery.event, delivery.target)
+        return _Recording(self._conn, self._clock, self._deliveries, event, target, next_attempt_at=due)
+
+    def _timeout(self) -> asyncio.Timeout:
+        return asyncio.timeout(self._worker.policy.timeout_s)
+
+    def _ran(self, error: BaseException) -> Ran:
+        if isinstance(error, Snooze):
+            return Ran("snoozed", error)
+        if isinstance(error, (Reject, *self._worker.policy.reject_on)):
+            return Ran("rejected", error)
+        return Ran("retried" if isinstance(error, RetryAfter) else "failed", error)
+
+    async def transactional(self, worker: TransactionalWorker, delivery: Delivery) -> Ran:
+        context = self._context(delivery)
+        try:
+            async with self._conn.transaction(), act_for(self._conn, delivery.organization_id), self._timeout():
+                await worker.handle(delivery, context)
+        except Exception as error:
+            return self._ran(error)
+        return Ran("done", emitted=context.emitted)
+
+    async def batch_of_one(self, worker: BatchWorker, delivery: Delivery) -> Ran:
+        async with self._conn.transaction():
+            [ran] = await self.batch(worker, [delivery])
+        return ran
+
+    async def batch(self, worker: BatchWorker, deliveries: list[Delivery]) -> list[Ran]:
+        context = self._context(None)
+        try:
+            async with self._conn.transaction(), self._timeout():
+                await worker.handle_batch(deliveries, context)
+        except Exception as error:
+            if len(deliveries) <= 1:
+                return [self._ran(error) for _ in deliveries]
+            middle = len(deliveries) // 2
+            first = await self.batch(worker, deliveries[:middle])
+            return first + await self.batch(worker, deliveries[middle:])
+        return [Ran("done", emitted=context.emitted if i == 0 else []) for i in range(len(deliveries))]
+
+    async def external(self, worker: ExternalWorker, delivery: Delivery, next_attempt_at: datetime | None) -> Ran:
+        prepared, result = None, None
+        emitted: list[UUID] = []
+
+        async def step(body: Callable[[Delivery, Any, Context], Awaitable[Any]], given: Any) -> Any:
+            context = self._context(delivery)
+            async with self._conn.transaction(), act_for(self._conn, delivery.organization_id), self._timeout():
+                returned = await body(delivery, given, context)
+            emitted.extend(context.emitted)
+            return returned
+
+        try:
+            prepared = await step(lambda delivery, _, context: worker.prepare(delivery, context), None)
+            async with self._timeout():
+                result = await worker.call(delivery, prepared)
+            await step(worker.record, result)
+        except Exception as error:
+            ran = self._ran(error)
+            if ran.outcome != "snoozed":
+                context = self._context(delivery, next_attempt_at)
+                async with self._conn.transaction(), act_for(self._conn, delivery.organization_id), self._timeout():
+                    try:
+                        await worker.failed(delivery, prepared, error, context)
+                    except Reject as rejected:
+                        ran = Ran("rejected", rejected)  # what it wrote before it raised stays, as at work
+                emitted.extend(context.emitted)
+            return replace(ran, emitted=emitted)
+        return Ran("done", result=result, emitted=emitted)
