@@ -25,6 +25,7 @@ NOT_TENANT_DATA = {
     "worker_process": "living processes",
     "worker_control": "which workers are paused",
     "worker_periodic": "when workers did their periodic work",
+    "worker_breaker": "destinations that fail",
     "undecodable_record": "where bytes are that are no event; the bytes are in Kafka",
     "stream_generation": "numbers of rebuilds",
     "stream_offset": "positions in topics",
