@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
+
+Taken: TypeAlias = tuple[Any, str, list[T]]
+"""An organization, a key, and its items in order."""
 
 
 class _Lane(Generic[T]):
@@ -56,12 +59,12 @@ class Lanes(Generic[T]):
             org.ready.append(key)
             self._queue(organization, org)
 
-    def take(self, limit: int, *, per_lane: int = 1) -> list[tuple[Hashable, str, list[T]]]:
+    def take(self, limit: int, *, per_lane: int = 1) -> list[Taken[T]]:
         """Up to `limit` items, at most `per_lane` from each lane, as (organization, key, items in order).
 
         Every lane named is running until `release`.
         """
-        taken: list[tuple[Hashable, str, list[T]]] = []
+        taken: list[Taken[T]] = []
         while limit > 0 and self._turns:
             organization, _ = self._turns.popitem(last=False)
             org = self._organizations[organization]

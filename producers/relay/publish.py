@@ -64,8 +64,8 @@ def transactional_producer(
         message_timeout_ms=SEND_TIMEOUT_MS,
         socket_timeout_ms=SEND_TIMEOUT_MS,
         retry_backoff_ms=20,
-        # A chunk goes out at its flush, which waits for nobody, in a few large requests: many small ones on the way there
-        # cost both sides more than they gain (35,000 to 39,000 rows/s against 32,000 to 34,000).
+        # A chunk goes out at its flush, which waits for nobody, in a few large requests: many small ones on the way
+        # there cost both sides more than they gain (35,000 to 39,000 rows/s against 32,000 to 34,000).
         linger_ms=500,
         reconnect_backoff_max_ms=500,
         message_max_bytes=max(limits.values()),

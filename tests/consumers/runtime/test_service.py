@@ -735,7 +735,7 @@ async def test_what_is_in_hand_is_bounded_and_goes_on_when_the_slow_ones_do(data
     rows = produce(topics, [row(organization) for _ in range(1000)])
     gated = Gated()
     async with running(gated, limits=Limits(records=50, bytes=1024 * 1024)) as worker:
-        poller = worker.service._poller
+        poller = worker.service._core.poller
         await asyncio.to_thread(until, lambda: any(place.paused for place in list(poller._places.values())))
         await asyncio.to_thread(until, lambda: len(gated.calls) == 20)
         assert sum(place.records for place in list(poller._places.values())) <= 50
@@ -760,7 +760,7 @@ async def test_an_organization_with_a_backlog_does_not_hold_up_another(database,
     gated = Gated()
     async with running(gated) as worker:
         await asyncio.to_thread(until, lambda: len(gated.calls) == 20)
-        await asyncio.to_thread(until, lambda: len(worker.service._lanes) >= 981)
+        await asyncio.to_thread(until, lambda: len(worker.service._core.lanes) >= 981)
         gated.gate.set()
         await worker.of("worker.delivered", event_id=str(theirs.id))
         place = [e for e, *_ in effects(database)]

@@ -1,0 +1,342 @@
+"""Deliveries that call the world outside: claimed and committed, called outside any transaction, recorded.
+
+What must stay true: the claim is committed before the call; an outcome is recorded only while the claim is ours, in one
+transaction with the worker's own part of it; a lane goes on when its outcome is recorded. Calls that came back while
+the last transaction was under way share the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from afluente import faults
+from afluente.postgres import act_for
+from consumers.runtime.context import HandlerContext
+from consumers.runtime.core import FAULTY, Core, Separate, by_organization, is_away, savepoint
+from consumers.runtime.deliveries import Connection, Duplicate, Item, PutOff, Run
+from consumers.runtime.judging import KEEP_BEYOND, Done, Outcome, describe
+from consumers.runtime.lanes import Taken
+from consumers.runtime.settling import Settling
+from consumers.worker import ExternalWorker, Reject, Snooze
+
+_GROUP_COMMIT = 500
+
+
+@dataclass(slots=True, eq=False)
+class _Called:
+    """An external call that came back."""
+
+    lane: tuple[Any, str]
+    item: Item
+    prepared: Any
+    result: Any = None
+    error: BaseException | None = None
+    untold: bool = False
+    """Recording it failed at the commit with the worker's own part in it: it is recorded without that."""
+
+
+class External:
+    """`begin` what `take` gave; `loop` records what came back, as long as the worker lives."""
+
+    def __init__(self, core: Core, settling: Settling) -> None:
+        self._core, self._settling = core, settling
+        self._called: list[_Called] = []
+        self._recording = False
+        self._record_work = asyncio.Event()
+
+    @property
+    def busy(self) -> bool:
+        """There are outcomes that are not recorded."""
+        return bool(self._called) or self._recording
+
+    def take(self) -> list[Taken[Item]]:
+        """What may begin now."""
+        free = self._core.policy.concurrency - self._core.lanes.running
+        return self._core.lanes.take(min(free, _GROUP_COMMIT)) if free > 0 else []
+
+    def begin(
+        self, lanes: list[tuple[Any, str]], items: list[Item], put_back: dict[tuple[Any, str], list[Item]]
+    ) -> None:
+        """Claim and call these; a lane goes on when its outcome is recorded."""
+        self._core.spawn(None, self._run(lanes, items, put_back))
+
+    async def _run(
+        self, lanes: list[tuple[Any, str]], items: list[Item], put_back: dict[tuple[Any, str], list[Item]]
+    ) -> None:
+        """Claim many in one transaction, then call each; its lane goes on when its outcome is recorded."""
+        assert isinstance(self._core.worker, ExternalWorker)
+        started = False
+        prepared: dict[int, Any] = {}
+        outcomes: list[Outcome] = []
+        try:
+            if items:
+                outcomes, prepared = await self._claim_all(items)
+            started = True
+        finally:
+            if not self._core.abandoned:
+                called = {id(items[i]) for i in prepared} if started else set()
+                busy = {(item.event.organization_id, item.key) for item in items if id(item) in called}
+                for lane in lanes:
+                    if lane not in busy:
+                        self._core.release(lane, put_back[lane])
+        if items:
+            faults.point("worker.after_claim")
+        for i, value in prepared.items():
+            item = items[i]
+            self._core.spawn(None, self._call((item.event.organization_id, item.key), item, value))
+        await self._settling.settle_all(
+            [(items[i], outcome) for i, outcome in enumerate(outcomes) if i not in prepared]
+        )
+
+    async def _claim_all(self, items: list[Item]) -> tuple[list[Outcome], dict[int, Any]]:
+        """The outcomes, and by number what was prepared for those that are called now. By halves after a failure of
+        all."""
+        prepared: dict[int, Any] = {}
+        outcomes: list[Outcome] = []
+        separate = False
+
+        async def work(conn: Connection) -> None:
+            prepared.clear()
+            outcomes[:] = await self._claim_in(conn, items, prepared, separate)
+
+        try:
+            while True:
+                try:
+                    await self._core.transaction(work)
+                    return outcomes, prepared
+                except Separate:
+                    separate = True
+        except FAULTY as error:
+            self._core.say_unfit(error, len(items))
+            if len(items) == 1:
+                return [await self._core.put_off_alone(items[0], error)], {}
+        middle = len(items) // 2
+        outcomes, prepared = await self._claim_all(items[:middle])
+        others, more = await self._claim_all(items[middle:])
+        return [*outcomes, *others], prepared | {i + middle: value for i, value in more.items()}
+
+    async def _claim_in(
+        self, conn: Connection, items: list[Item], prepared: dict[int, Any], separate: bool
+    ) -> list[Outcome]:
+        assert isinstance(self._core.worker, ExternalWorker)
+        now = self._core.clock.now()
+        outcomes: list[Outcome] = [
+            *await self._core.deliveries.claim(conn, items, now, self._core.policy.delay, KEEP_BEYOND)
+        ]
+        failed: list[tuple[Item, PutOff]] = []
+        runs = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Run)]
+        for i in runs:
+            self._core.say_taken_over(items[i], outcomes[i])
+        if type(self._core.worker).prepare is ExternalWorker.prepare:
+            prepared.update(dict.fromkeys(runs))
+            return outcomes
+        for organization_id, group in by_organization(runs, lambda i: items[i].event):
+            async with act_for(conn, organization_id):
+                for i in group:
+                    item = items[i]
+                    context = HandlerContext(conn, self._core.clock, self._core.deliveries, item.event, item.target)
+                    try:
+                        async with savepoint(conn, separate), asyncio.timeout(self._core.policy.timeout_s):
+                            prepared[i] = await self._core.worker.prepare(self._core.delivery(item), context)
+                    except Exception as error:
+                        if is_away(error, conn):
+                            raise
+                        if not separate:
+                            raise Separate from error
+                        outcomes[i] = put_off = self._core.judge.outcome(item, error)
+                        failed.append((item, put_off))
+        if failed:
+            await self._core.deliveries.put_off(conn, failed, now, locked=True)
+            if self._core.deliveries.ordered:
+                await self._core.deliveries.release_keys(conn, [i.key for i, o in failed if o.state == "dead"], now)
+        return outcomes
+
+    async def _call(self, lane: tuple[Any, str], item: Item, prepared: Any) -> None:
+        assert isinstance(self._core.worker, ExternalWorker)
+        called = _Called(lane, item, prepared)
+        try:
+            faults.point("worker.in_handler")
+            async with asyncio.timeout(self._core.policy.timeout_s):
+                called.result = await self._core.worker.call(self._core.delivery(item), prepared)
+        except asyncio.CancelledError as error:
+            if self._core.abandoned:
+                raise
+            called.error = error  # the call's own doing: without an outcome its lane would stand still
+        except Exception as error:
+            called.error = error
+        self._called.append(called)
+        self._record_work.set()
+
+    async def loop(self) -> None:
+        """Group commit: whatever came back while the last transaction was under way shares the next one."""
+        while True:
+            await self._record_work.wait()
+            self._record_work.clear()
+            while self._called:
+                self._recording = True
+                batch, self._called = self._called[:_GROUP_COMMIT], self._called[_GROUP_COMMIT:]
+                await self._record_all(batch)
+                self._recording = False
+
+    async def _record_all(self, batch: list[_Called]) -> None:
+        outcomes: list[Outcome] = []
+        separate = False
+
+        async def work(conn: Connection) -> None:
+            outcomes[:] = await (self._record_separately if separate else self._record_together)(conn, batch)
+
+        while True:
+            try:
+                await self._core.transaction(work)
+                break
+            except Separate:
+                separate = True
+            except FAULTY as error:
+                self._core.say_unfit(error, len(batch))
+                if len(batch) > 1:
+                    for called in batch:
+                        await self._record_all([called])
+                    return
+                if batch[0].untold:
+                    raise
+                batch[0].error, batch[0].untold = batch[0].error or error, True
+        faults.point("worker.after_commit")
+        delivered = []
+        for called, outcome in zip(batch, outcomes, strict=True):
+            self._core.release(called.lane)
+            if isinstance(outcome, Done):
+                delivered.append(called.item)
+            self._core.spawn(None, self._settling.settle_all([(called.item, outcome)]))
+        self._core.say_delivered(delivered)
+
+    async def _record_together(self, conn: Connection, batch: list[_Called]) -> list[Outcome]:
+        """The good case, few statements for all: any error of a `record` or `failed` starts over, separately."""
+        assert isinstance(self._core.worker, ExternalWorker)
+        now = self._core.clock.now()
+        outcomes: list[Outcome] = [
+            Done(called.result) if called.error is None else self._core.judge.outcome(called.item, called.error)
+            for called in batch
+        ]
+        await self._lock_recorded(conn, batch)
+        good = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Done)]
+        bad = [(i, outcome) for i, outcome in enumerate(outcomes) if isinstance(outcome, PutOff)]
+        ours: set[int] = set()
+        if good:
+            ours |= {good[n] for n in await self._core.deliveries.finish(conn, [batch[i].item for i in good])}
+        if bad:
+            kept = await self._core.deliveries.put_off(conn, [(batch[i].item, o) for i, o in bad], now, locked=False)
+            ours |= {bad[n][0] for n in kept}
+        for i, called in enumerate(batch):
+            if i not in ours:
+                outcomes[i] = self._superseded(called.item)
+        told = [i for i in ours if self._is_told(batch[i], outcomes[i])]
+        try:
+            for organization_id, group in by_organization(told, lambda i: batch[i].item.event):
+                async with act_for(conn, organization_id):
+                    for i in group:
+                        await self._tell(conn, batch[i], outcomes[i])
+        except Exception as error:
+            if is_away(error, conn):
+                raise
+            raise Separate from error
+        await self._release_recorded(conn, batch, outcomes, now)
+        return outcomes
+
+    async def _record_separately(self, conn: Connection, batch: list[_Called]) -> list[Outcome]:
+        now = self._core.clock.now()
+        await self._lock_recorded(conn, batch)
+        outcomes = [await self._record_one(conn, called, now) for called in batch]
+        await self._release_recorded(conn, batch, outcomes, now)
+        return outcomes
+
+    async def _record_one(self, conn: Connection, called: _Called, now: datetime) -> Outcome:
+        item = called.item
+        error = called.error
+        if error is None:
+            try:
+                async with conn.transaction():
+                    if not await self._core.deliveries.finish(conn, [item]):
+                        return self._superseded(item)
+                    done = Done(called.result)
+                    if self._is_told(called, done):
+                        async with act_for(conn, item.event.organization_id):
+                            await self._tell(conn, called, done)
+                return done
+            except Exception as failure:
+                if is_away(failure, conn):
+                    raise
+                # The call was made and cannot be recorded: an attempt; the call comes again with the same key.
+                error = called.error = failure
+        outcome = self._core.judge.outcome(item, error)
+        try:
+            async with conn.transaction():
+                if not await self._core.deliveries.put_off(conn, [(item, outcome)], now, locked=False):
+                    return self._superseded(item)
+                try:
+                    if self._is_told(called, outcome):
+                        async with act_for(conn, item.event.organization_id):
+                            await self._tell(conn, called, outcome)
+                except Reject as rejected:
+                    # What `failed` wrote before it raised says why the delivery is dead: it stays.
+                    outcome = self._core.judge.outcome(item, rejected)
+                    await self._core.deliveries.put_off(conn, [(item, outcome)], now, locked=True)
+            return outcome
+        except Exception as failure:
+            if is_away(failure, conn):
+                raise
+            self._core.say(
+                "worker.failed_hook_failed", level="error", **self._core.fields(item), error=describe(failure)
+            )
+        if not await self._core.deliveries.put_off(conn, [(item, outcome)], now, locked=False):
+            return self._superseded(item)
+        return outcome
+
+    def _is_told(self, called: _Called, outcome: Outcome) -> bool:
+        """The worker has a part of its own in the record's transaction. After a snooze not: no attempt was used."""
+        kind = type(self._core.worker)
+        assert issubclass(kind, ExternalWorker)
+        if called.untold:
+            return False
+        if isinstance(outcome, Done):
+            return kind.record is not ExternalWorker.record
+        return kind.failed is not ExternalWorker.failed and not isinstance(called.error, Snooze)
+
+    async def _tell(self, conn: Connection, called: _Called, outcome: Outcome) -> None:
+        """The worker's own part of the record's transaction, as the event's organization."""
+        worker, item = self._core.worker, called.item
+        assert isinstance(worker, ExternalWorker)
+        due = outcome.due if isinstance(outcome, PutOff) else None
+        context = HandlerContext(
+            conn, self._core.clock, self._core.deliveries, item.event, item.target, next_attempt_at=due
+        )
+        async with asyncio.timeout(self._core.policy.timeout_s):
+            if isinstance(outcome, Done):
+                await worker.record(self._core.delivery(item), called.result, context)
+            else:
+                assert called.error is not None
+                await worker.failed(self._core.delivery(item), called.prepared, called.error, context)
+
+    async def _lock_recorded(self, conn: Connection, batch: list[_Called]) -> None:
+        if self._core.deliveries.ordered:
+            await self._core.deliveries.lock_keys(conn, [called.item.key for called in batch])
+
+    async def _release_recorded(
+        self, conn: Connection, batch: list[_Called], outcomes: Sequence[Outcome], now: datetime
+    ) -> None:
+        if self._core.deliveries.ordered:
+            over = [
+                called.item.key
+                for called, outcome in zip(batch, outcomes, strict=True)
+                if isinstance(outcome, Done) or (isinstance(outcome, PutOff) and outcome.state == "dead")
+            ]
+            if over and await self._core.deliveries.release_keys(conn, over, now):
+                self._core.keep_work.set()
+
+    def _superseded(self, item: Item) -> Duplicate:
+        """Another process took the delivery over: it is that one's to finish, nothing of this run is kept."""
+        self._core.say("worker.superseded", level="warning", **self._core.fields(item))
+        return Duplicate()
