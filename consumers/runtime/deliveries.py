@@ -221,9 +221,12 @@ class Deliveries:
             else:
                 verdicts[i] = Duplicate() if due - now > keep_beyond else ProduceAgain(1, 0, due)
         seen = [i for i, verdict in enumerate(verdicts) if verdict is None]
+        in_line: set[int] = set()  # seen before by a run, or by the order of its key
         if seen:
             for row in await self._lock(conn, items, seen):
                 item = items[row.i]
+                if row.state != "claimed" or row.claim:
+                    in_line.add(row.i)
                 verdicts[row.i] = decide(row, item.mark, now, self.process, item.record.again)
                 item.claim = row.claim
         # Retry records without a row: replayed to this worker, or of a month whose rows are gone.
@@ -238,7 +241,7 @@ class Deliveries:
         if delay:
             await self._put_off_known(conn, items, decided, now, delay, keep_beyond)
         if self.ordered:
-            await self._block(conn, items, decided)
+            await self._block(conn, items, decided, in_line)
         await self._take(conn, items, decided, [i for i in seen if isinstance(decided[i], Run)])
         for item, verdict in zip(items, decided, strict=True):
             if isinstance(verdict, Run):
@@ -326,17 +329,25 @@ class Deliveries:
                 await self.put_off(conn, [(item, PutOff("waiting", 0, due, keep=keep))], None, locked=True)
                 decided[i] = Duplicate() if keep else ProduceAgain(1, 0, due)
 
-    async def _block(self, conn: Connection, items: Sequence[Item], decided: list[Verdict]) -> None:
-        """Deliveries that begin for the first time go behind what is unfinished of their key."""
+    async def _block(
+        self, conn: Connection, items: Sequence[Item], decided: list[Verdict], in_line: Collection[int]
+    ) -> None:
+        """Deliveries that begin for the first time go behind what is unfinished of their key. What has stood in line
+        does not go to its end again: it would wait for itself."""
         begin = [
             i
             for i, verdict in enumerate(decided)
-            if isinstance(verdict, Run) and verdict.attempt == 1 and (items[i].claim == 0 or verdict.again)
+            if isinstance(verdict, Run) and verdict.attempt == 1 and (i not in in_line or verdict.again)
         ]
         if not begin:
             return
-        keys = sorted({items[i].key for i in begin})
-        cursor = await self._execute(conn, "keys_taken", keys=keys, process=self.process)
+        cursor = await self._execute(
+            conn,
+            "keys_taken",
+            keys=sorted({items[i].key for i in begin}),
+            process=self.process,
+            items=_json([items[i].place for i in begin]),
+        )
         taken = {key for (key,) in await cursor.fetchall()}
         behind = [i for i in begin if items[i].key in taken]
         if behind:

@@ -288,12 +288,20 @@ SELECT count(pg_advisory_xact_lock(hashtextextended('afluente key ' || %(worker)
   FROM (SELECT key FROM unnest(%(keys)s::text[]) AS key ORDER BY key) AS keys;
 
 -- name: keys_taken
--- Which of these keys have a delivery in front: one that waits, is blocked, or is in another process's hands.
+-- Which of these keys have a delivery in front: one that waits, is blocked, or was begun by another process, which may
+-- have handed it back. Not those that ask.
 SELECT DISTINCT d.key
   FROM event_delivery d
  WHERE d.worker = %(worker)s
    AND d.key = ANY (%(keys)s::text[])
-   AND (d.state IN ('waiting', 'blocked') OR (d.state = 'claimed' AND d.claim > 0 AND d.claimed_by <> %(process)s));
+   AND (d.state IN ('waiting', 'blocked')
+        OR (d.state = 'claimed' AND d.claim > 0 AND d.claimed_by IS DISTINCT FROM %(process)s))
+   AND NOT EXISTS (
+       SELECT FROM jsonb_to_recordset(%(items)s::jsonb) AS input (
+              event_created_at timestamptz, event_id uuid, target text)
+        WHERE d.event_created_at = input.event_created_at
+          AND d.event_id = input.event_id
+          AND d.target = input.target);
 
 -- name: release_keys
 -- The first blocked delivery of each key goes on, unless another of the key is still open in front of it.

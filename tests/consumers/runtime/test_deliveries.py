@@ -223,6 +223,37 @@ async def test_with_ordering_a_later_event_of_the_key_is_blocked_and_released(da
     }
 
 
+@pytest.mark.parametrize("transactional", [True, False])
+async def test_with_ordering_targets_fixed_before_wait_once_and_not_for_themselves(database, item, transactional):
+    who = deliveries(transactional=transactional, ordered=True)
+    now = whole_ms(datetime.now(UTC))
+    items = [item(key="a") for _ in range(3)]
+    first, second, third = items
+    async with await database.connect_async() as conn:
+        await who.fix_targets(conn, [(i.event, "", "a", "claimed") for i in items])
+        for each in items:
+            each.known = True
+        assert await who.claim(conn, [first], now, timedelta(0), KEEP) == [Run(1, 0)]
+        await who.put_off(conn, [(first, PutOff("waiting", 1, now, "E", "broke"))], now, locked=True)
+        assert await who.claim(conn, [second], now, timedelta(0), KEEP) == [Blocked()]
+        assert await who.claim(conn, [third], now, timedelta(0), KEEP) == [Blocked()]
+        await who.put_off(conn, [(first, PutOff("dead", 2, None, "E", "broke"))], now, locked=True)
+        assert await who.release_keys(conn, ["a"], now) == 1
+        released = item(mark(1, due=now), key="a", event=second.event)
+        assert await who.claim(conn, [released], now, timedelta(0), KEEP) == [Run(1, 0)]
+
+
+async def test_with_ordering_a_delivery_that_a_stop_handed_back_is_still_in_front_of_its_key(database, item):
+    """Its retry record comes to one member, the next event of its key to another."""
+    stopped, other = (deliveries(who, transactional=False, ordered=True) for who in (ME, OTHER))
+    first, second = item(key="a"), item(key="a")
+    assert await claim(database, stopped, [first]) == [Run(1, 0)]
+    async with await database.connect_async() as conn:
+        assert await stopped.hand_back(conn) == 1
+    assert await claim(database, other, [second]) == [Blocked()]
+    assert await claim(database, other, [item(key="a", event=first.event)]) == [Run(1, 0)]
+
+
 async def test_with_ordering_what_a_replay_runs_again_goes_behind_its_key(database, item):
     who = deliveries(ordered=True)
     now = whole_ms(datetime.now(UTC))
