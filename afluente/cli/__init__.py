@@ -42,7 +42,7 @@ COMMANDS: dict[str, Entry] = {
     "schemas": Entry("Check, generate, register and show event schemas.", "afluente.cli.schemas"),
     "relay": Entry("Publish committed events to Kafka.", "afluente.cli.relay"),
     "worker": Entry("Run, list and pause workers.", "afluente.cli.worker"),
-    "dlq": Entry("List, show, retry and discard dead letters.", "afluente.cli.dlq"),
+    "dlq": Entry("Find, retry, edit, discard, export dead letters.", "afluente.cli.dlq"),
     "stream": Entry("Fold contact events into summaries.", "afluente.cli.stream"),
     "verify": Entry("Reconcile the event log, the topics and the deliveries.", "afluente.cli.verify", group=False),
     "web": Entry("Receive webhooks over HTTP.", "afluente.cli.web"),

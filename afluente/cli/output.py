@@ -65,6 +65,11 @@ def show(data: Any, format: Format | str = Format.text, columns: Sequence[str] |
         _table(rows, list(columns or _names(rows)))
 
 
+def json_line(item: Mapping[str, Any]) -> bytes:
+    """`item` as a line of JSON, for files."""
+    return (json.dumps(_plain(item), ensure_ascii=False) + "\n").encode()
+
+
 def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     cells = [[printable(_cell(row.get(name))) for name in names] for row in rows]
     widths = [max(len(name), *(len(line[i]) for line in cells)) if cells else len(name) for i, name in enumerate(names)]

@@ -4,36 +4,33 @@ Reprocessing copies first and closes after: under the lock of the delivery's row
 `retry.now`, and the row is opened under the next generation only when the broker has it. A crash in between leaves
 the letter dead and a copy whose generation no row has, which the worker finishes as a duplicate. The event's own
 topic is never written to: other workers do not see a thing.
+
+Each action is written down in the transaction that does it: who, what, why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import orjson
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from psycopg import Connection
 
+import schemas
 import sql
-from afluente import faults, kafka
+from afluente import faults
 from afluente.settings import KafkaSettings
-from consumers.dead_letters.letters import Letter, Undecodable, records_of
+from consumers.dead_letters.letters import Letter, Undecodable, described, records_of
+from consumers.dead_letters.sending import Copies, Copy, Outcome, Pace
 from consumers.runtime import records
+from consumers.runtime.records import Record
 from schemas.topics import Topics
 
-_AT_ONCE = 200  # letters in one transaction: their rows are locked while their copies are on the way
-_FLUSH_S = 60.0
+_QUERIES = sql.queries("dead_letters")
 
-
-@dataclass(slots=True)
-class Outcome:
-    """What was done. `failed` says for each letter that was not, why."""
-
-    done: list[str] = field(default_factory=list)
-    failed: list[dict[str, str]] = field(default_factory=list)
+Details = Mapping[str, Any]
 
 
 def reprocess(
@@ -44,42 +41,48 @@ def reprocess(
     actor: str,
     reason: str,
     now: datetime,
+    pace: Pace | None = None,
 ) -> Outcome:
     """Give letters to their own worker and target again, attempts counted from 1. `conn` is `afluente_worker`,
     autocommit.
 
-    A letter that changed since it was listed, or whose record is nowhere any more, is in `failed`. KafkaException or
-    psycopg.Error end it in the middle: what is done is committed, the rest is as before.
+    A letter that changed since it was listed, or whose record is nowhere any more or too large, is in `failed`.
+    KafkaException or psycopg.Error end it in the middle: what is done is committed, the rest is as before.
     """
-    outcome = Outcome()
-    producer = kafka.producer(settings, message_max_bytes=4_000_000)
-    for batch in _batches([letter for letter in letters if isinstance(letter, Letter)]):
-        _reprocess_batch(conn, settings, producer, batch, outcome, actor, reason, now)
-    for unread in _batches([letter for letter in letters if isinstance(letter, Undecodable)]):
-        _reprocess_undecodable(conn, settings, producer, unread, outcome)
+    outcome, pace, copies = Outcome(), pace or Pace(), Copies(settings)
+    for batch in pace.batches([letter for letter in letters if isinstance(letter, Letter)], outcome):
+        give(conn, settings, copies, batch, records_of(settings, conn, batch), outcome, actor, reason, now)
+    for unread in pace.batches([letter for letter in letters if isinstance(letter, Undecodable)], outcome):
+        give_undecodable(conn, settings, copies, unread, records_of(settings, conn, unread), outcome, actor, reason)
     return outcome
 
 
-def _reprocess_batch(
+def give(
     conn: Connection[Any],
     settings: KafkaSettings,
-    producer: Producer,
+    copies: Copies,
     letters: Sequence[Letter],
+    found: Sequence[Record | None],
     outcome: Outcome,
     actor: str,
     reason: str,
     now: datetime,
+    *,
+    generations: int = 1,
+    edited: bytes | None = None,
+    action: str = "dead_letter.reprocessed",
+    details: Details | None = None,
 ) -> None:
+    """One transaction. `generations`: how far the copy's is beyond the letter's; `edited`: the sha256 of a value that
+    is not the event's."""
     topics = Topics(settings.topic_prefix)
-    copies = records_of(settings, conn, letters)
     with conn.transaction():
-        locked = _lock(conn, letters, outcome)
-        errors: list[KafkaError] = []
-        opened: list[Letter] = []
-        for i in locked:
-            letter, record = letters[i], copies[i]
+        sent: list[Letter] = []
+        on_the_way: list[Copy] = []
+        for i in _lock(conn, "lock", letters, outcome):
+            letter, record = letters[i], found[i]
             if record is None:
-                outcome.failed.append({"id": letter.id, "error": "its record is neither in Kafka nor in event_log"})
+                outcome.fail(letter.id, _gone(letter))
                 continue
             origin = records.origin_of(record)
             if letter.origin_topic is not None:
@@ -92,151 +95,211 @@ def _reprocess_batch(
                 origin=origin,
                 event_id=letter.event_id,
                 target=letter.target,
-                generation=letter.generation + 1,
+                generation=letter.generation + generations,
                 attempt=1,
             )
-            _produce(producer, topics.retry(letter.worker, "now"), record, headers, errors)
-            opened.append(letter)
-        _flush(producer, errors)
+            on_the_way.append(Copy(topics.retry(letter.worker, "now"), record.key, record.value, headers))
+            sent.append(letter)
+        opened = _arrived(copies, sent, on_the_way, outcome)
         faults.point("dlq.after_copy")
-        conn.execute(sql.queries("deliveries")["reopen"], {"items": _places(opened), "now": records.whole_ms(now)})
-        _audit(conn, opened, "dead_letter.reprocessed", actor, reason)
+        items = [
+            _place(letter)
+            | {"generation": letter.generation + generations, "edited": None if edited is None else edited.hex()}
+            for letter in opened
+        ]
+        conn.execute(_QUERIES["reopen"], {"items": _json(items), "now": records.whole_ms(now)})
+        audit(conn, opened, action, actor, reason, details)
     outcome.done += [letter.id for letter in opened]
 
 
-def _reprocess_undecodable(
+def give_undecodable(
     conn: Connection[Any],
     settings: KafkaSettings,
-    producer: Producer,
+    copies: Copies,
     letters: Sequence[Undecodable],
+    found: Sequence[Record | None],
     outcome: Outcome,
+    actor: str,
+    reason: str,
+    *,
+    action: str = "dead_letter.reprocessed",
+    details: Details | None = None,
 ) -> None:
-    """As a source record again: a schema that was unknown then may be known now."""
+    """As source records again: a schema that was unknown then may be known now. One transaction."""
     topics = Topics(settings.topic_prefix)
-    copies = records_of(settings, conn, letters)
     with conn.transaction():
-        errors: list[KafkaError] = []
-        closed = []
-        for letter, record in zip(letters, copies, strict=True):
+        sent: list[Undecodable] = []
+        on_the_way: list[Copy] = []
+        for i in _lock(conn, "lock_undecodable", letters, outcome):
+            letter, record = letters[i], found[i]
             if record is None:
-                outcome.failed.append({"id": letter.id, "error": "its record is no longer in Kafka"})
+                outcome.fail(letter.id, "its record is no longer in Kafka")
                 continue
             headers = [(name, value) for name, value in record.headers if name not in records.OURS]
-            _produce(producer, topics.retry(letter.worker, "now"), record, headers, errors)
-            closed.append(letter)
-        _flush(producer, errors)
-        outcome.done += _close(conn, closed, "reprocessed")
+            on_the_way.append(Copy(topics.retry(letter.worker, "now"), record.key, record.value, headers))
+            sent.append(letter)
+        closed = _arrived(copies, sent, on_the_way, outcome)
+        faults.point("dlq.after_copy")
+        items = [_place_undecodable(letter) for letter in closed]
+        conn.execute(_QUERIES["close_undecodable"], {"items": _json(items), "state": "reprocessed"})
+        audit(conn, closed, action, actor, reason, details)
+    outcome.done += [letter.id for letter in closed]
 
 
-def discard(conn: Connection[Any], letters: Sequence[Letter | Undecodable], *, actor: str, reason: str) -> Outcome:
+def discard(
+    conn: Connection[Any],
+    letters: Sequence[Letter | Undecodable],
+    *,
+    actor: str,
+    reason: str,
+    pace: Pace | None = None,
+) -> Outcome:
     """Close letters for good; their records stay in the dead-letter topic until they expire. `conn` is autocommit."""
-    outcome = Outcome()
-    for batch in _batches([letter for letter in letters if isinstance(letter, Letter)]):
+    outcome, pace = Outcome(), pace or Pace()
+    for batch in pace.batches([letter for letter in letters if isinstance(letter, Letter)], outcome):
         with conn.transaction():
-            closed = [batch[i] for i in _lock(conn, batch, outcome)]
-            conn.execute(sql.queries("deliveries")["discard"], {"items": _places(closed)})
-            _audit(conn, closed, "dead_letter.discarded", actor, reason)
+            closed = [batch[i] for i in _lock(conn, "lock", batch, outcome)]
+            conn.execute(_QUERIES["discard"], {"items": _json([_place(letter) for letter in closed])})
+            audit(conn, closed, "dead_letter.discarded", actor, reason)
         outcome.done += [letter.id for letter in closed]
-    for unread in _batches([letter for letter in letters if isinstance(letter, Undecodable)]):
+    for unread in pace.batches([letter for letter in letters if isinstance(letter, Undecodable)], outcome):
         with conn.transaction():
-            outcome.done += _close(conn, unread, "discarded")
+            shut = [unread[i] for i in _lock(conn, "lock_undecodable", unread, outcome)]
+            items = _json([_place_undecodable(letter) for letter in shut])
+            conn.execute(_QUERIES["close_undecodable"], {"items": items, "state": "discarded"})
+            audit(conn, shut, "dead_letter.discarded", actor, reason)
+        outcome.done += [letter.id for letter in shut]
     return outcome
 
 
-def _lock(conn: Connection[Any], letters: Sequence[Letter], outcome: Outcome) -> list[int]:
-    items = orjson.dumps(
-        [
-            {
-                "i": i,
-                "event_created_at": letter.event_created_at,
-                "worker": letter.worker,
-                "event_id": letter.event_id,
-                "target": letter.target,
-                "generation": letter.generation,
-            }
-            for i, letter in enumerate(letters)
-        ]
-    ).decode()
-    locked = sorted(i for (i,) in conn.execute(sql.queries("deliveries")["lock_dead"], {"items": items}))
+def export(
+    conn: Connection[Any],
+    settings: KafkaSettings,
+    batches: Iterable[Sequence[Letter | Undecodable]],
+    write: Callable[[dict[str, Any]], None],
+    *,
+    actor: str,
+    reason: str,
+    pace: Pace | None = None,
+) -> Outcome:
+    """Give out letters whole: what `described` says, key_base64, value_base64, headers [[name, base64]], and event when
+    the bytes are one. That a letter was given out is written down before it is. `conn` is autocommit.
+
+    `failed`: those whose record is nowhere any more; they are given out without it.
+    """
+    outcome, pace = Outcome(), pace or Pace()
+    for letters in batches:
+        for batch in pace.batches(letters, outcome):
+            found = records_of(settings, conn, batch)
+            with conn.transaction():
+                audit(conn, batch, "dead_letter.exported", actor, reason)
+            for letter, record in zip(batch, found, strict=True):
+                write(described(letter) | _whole(record))
+                outcome.done.append(letter.id)
+                if record is None:
+                    outcome.fail(letter.id, _gone(letter))
+        if outcome.left:
+            break
+    return outcome
+
+
+def audit(
+    conn: Connection[Any],
+    letters: Sequence[Letter | Undecodable],
+    action: str,
+    actor: str,
+    reason: str,
+    details: Details | None = None,
+) -> None:
+    """In the caller's transaction: what was done to these letters."""
+    events, unread = [], []
+    for letter in letters:
+        about = {"worker": letter.worker, "error_class": letter.error_class, "reason": reason} | dict(details or {})
+        if isinstance(letter, Letter):
+            about |= {"target": letter.target, "generation": letter.generation}
+            ids = {"organization_id": letter.organization_id, "event_id": letter.event_id}
+            events.append(ids | {"details": about})
+        else:
+            unread.append(_place_undecodable(letter) | {"details": about})
+            if "organization_id" in about:  # it became an event, and somebody's
+                ids = {"organization_id": about["organization_id"], "event_id": about["event_id"]}
+                events.append(ids | {"details": about})
+    for name, items in (("audit", events), ("audit_undecodable", unread)):
+        if items:
+            conn.execute(_QUERIES[name], {"items": _json(items), "action": action, "actor": actor[:255]})
+
+
+def _lock(conn: Connection[Any], name: str, letters: Sequence[Letter | Undecodable], outcome: Outcome) -> list[int]:
+    """The numbers of those that are still as they were listed."""
+    items: list[dict[str, Any]] = []
+    for i, letter in enumerate(letters):
+        if isinstance(letter, Letter):
+            items.append(_place(letter) | {"generation": letter.generation, "i": i})
+        else:
+            items.append(_place_undecodable(letter) | {"i": i})
+    locked = sorted(i for (i,) in conn.execute(_QUERIES[name], {"items": _json(items)}))
     for i in sorted(set(range(len(letters))) - set(locked)):
-        outcome.failed.append({"id": letters[i].id, "error": "is no longer a dead letter: someone else was faster"})
+        outcome.fail(letters[i].id, "is no longer a dead letter: someone else was faster")
     return locked
 
 
-def _close(conn: Connection[Any], letters: Sequence[Undecodable], state: str) -> list[str]:
-    items = orjson.dumps(
-        [
-            {
-                "worker": letter.worker,
-                "topic": letter.topic,
-                "partition": letter.partition,
-                "record_offset": letter.record_offset,
-                "record_timestamp": letter.record_timestamp,
-            }
-            for letter in letters
-        ]
-    ).decode()
-    closed = conn.execute(sql.queries("deliveries")["close_undecodable"], {"items": items, "state": state})
-    return [f"{worker}@{topic}/{partition}/{offset}" for worker, topic, partition, offset in closed]
+def _arrived(copies: Copies, letters: list[Any], on_the_way: list[Copy], outcome: Outcome) -> list[Any]:
+    """Send the copies; the letters whose copy the broker has."""
+    there = []
+    for letter, answer in zip(letters, copies.send(on_the_way), strict=True):
+        if isinstance(answer, str):
+            outcome.fail(letter.id, answer)
+        else:
+            outcome.places[letter.id] = answer
+            there.append(letter)
+    return there
 
 
-def _audit(conn: Connection[Any], letters: Sequence[Letter], action: str, actor: str, reason: str) -> None:
-    items = [
-        {
-            "organization_id": letter.organization_id,
-            "event_id": letter.event_id,
-            "details": {
-                "worker": letter.worker,
-                "target": letter.target,
-                "generation": letter.generation,
-                "error_class": letter.error_class,
-                "reason": reason,
-            },
-        }
-        for letter in letters
-    ]
-    parameters = {"items": orjson.dumps(items).decode(), "action": action, "actor": actor[:255]}
-    conn.execute(sql.queries("deliveries")["audit"], parameters)
+def _gone(letter: Letter | Undecodable) -> str:
+    if isinstance(letter, Undecodable):
+        return "its record is no longer in Kafka"
+    if letter.edited_sha256 is not None:
+        return "its edited record is no longer in Kafka (the event as it was: afluente relay replay --again)"
+    return "its record is neither in Kafka nor in event_log"
 
 
-def _produce(
-    producer: Producer, topic: str, record: records.Record, headers: records.Headers, errors: list[KafkaError]
-) -> None:
-    def report(error: KafkaError | None, _: Message) -> None:
-        if error is not None:
-            errors.append(error)
-
-    while True:
-        try:
-            producer.produce(topic, value=record.value, key=record.key, headers=list(headers), on_delivery=report)
-            return
-        except BufferError:
-            producer.poll(0.1)
-
-
-def _flush(producer: Producer, errors: list[KafkaError]) -> None:
-    """Nothing is closed unless every copy is there."""
-    left = producer.flush(_FLUSH_S)
-    if errors:
-        raise KafkaException(errors[0])
-    if left:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{left} copies were not confirmed in {_FLUSH_S:.0f} s"))
+def _whole(record: Record | None) -> dict[str, Any]:
+    if record is None:
+        return {"key_base64": None, "value_base64": None, "headers": [], "event": None}
+    try:
+        event = schemas.decode(record.value or b"")
+    except schemas.SchemaError:
+        event = None
+    return {
+        "key_base64": _base64(record.key),
+        "value_base64": _base64(record.value),
+        "headers": [[name, _base64(value)] for name, value in record.headers],
+        "event": event,
+    }
 
 
-def _places(letters: Sequence[Letter]) -> str:
-    return orjson.dumps(
-        [
-            {
-                "event_created_at": letter.event_created_at,
-                "worker": letter.worker,
-                "event_id": letter.event_id,
-                "target": letter.target,
-            }
-            for letter in letters
-        ]
-    ).decode()
+def _base64(data: bytes | None) -> str | None:
+    return None if data is None else b64encode(data).decode()
 
 
-def _batches(letters: list[Any]) -> Iterator[list[Any]]:
-    for start in range(0, len(letters), _AT_ONCE):
-        yield letters[start : start + _AT_ONCE]
+def _place(letter: Letter) -> dict[str, Any]:
+    return {
+        "event_created_at": letter.event_created_at,
+        "worker": letter.worker,
+        "event_id": letter.event_id,
+        "target": letter.target,
+    }
+
+
+def _place_undecodable(letter: Undecodable) -> dict[str, Any]:
+    return {
+        "worker": letter.worker,
+        "topic": letter.topic,
+        "partition": letter.partition,
+        "record_offset": letter.record_offset,
+        "record_timestamp": letter.record_timestamp,
+    }
+
+
+def _json(items: Sequence[Mapping[str, Any]]) -> str:
+    return orjson.dumps(items).decode()

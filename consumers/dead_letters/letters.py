@@ -2,14 +2,16 @@
 
 A letter is a row of event_delivery whose state is dead (or needs_review), with its record in the worker's dead-letter
 topic, and in event_log when the topic has let it go. Records that are no event are listed beside them, by their place.
-A letter that did not fit its topic says there only where its record is (`x-omitted`): it is read from that place.
+A letter that did not fit its topic says there only where its record is (`x-omitted`): it is read from that place. The
+record of a letter that a person has edited is the one whose value has the digest in its row, and no other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
@@ -27,6 +29,10 @@ _READ_TIMEOUT_S = 10.0
 _SKIP = 1000  # further ahead than this a seek is cheaper than reading on
 
 DEAD = ("dead", "needs_review")
+STATES = (*DEAD, "discarded", "reprocessed")
+"""What a filter may ask for; reprocessed: of records that are no event, which are then letters anew or events."""
+
+_QUERIES = sql.queries("dead_letters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,8 @@ class Filter:
     organization_id: UUID | None = None
     error: str | None = None
     """Part of the error's class or message, in any case."""
+    cause: str | None = None
+    """What `causes` calls it."""
     since: datetime | None = None
     until: datetime | None = None
     states: tuple[str, ...] = DEAD
@@ -50,6 +58,29 @@ class Filter:
     def about_events(self) -> bool:
         """It names something that undecodable records do not have."""
         return any((self.event_id, self.target, self.event_type, self.entity_kind, self.organization_id))
+
+    @property
+    def is_narrow(self) -> bool:
+        """It leaves something out."""
+        return self.about_events or any((self.worker, self.error, self.cause, self.since, self.until))
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Of the statements."""
+        return {
+            "states": list(self.states),
+            "worker": self.worker,
+            "event_id": self.event_id,
+            "target": self.target,
+            "event_type": self.event_type,
+            "entity_kind": self.entity_kind,
+            "organization_id": self.organization_id,
+            "error": self.error,
+            "cause": self.cause,
+            "since": self.since,
+            "until": self.until,
+            "limit": self.limit,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +105,8 @@ class Letter:
     origin_offset: int | None
     dead_partition: int | None
     dead_offset: int | None
+    edited_sha256: bytes | None = None
+    """Of the value that a person gave it in place of the event's."""
 
     @property
     def id(self) -> str:
@@ -105,23 +138,7 @@ class Undecodable:
 
 def find(conn: Connection[Any], wanted: Filter) -> list[Letter]:
     """Letters that match, the newest first."""
-    rows = conn.execute(
-        sql.queries("deliveries")["find_dead"],
-        {
-            "states": list(wanted.states),
-            "worker": wanted.worker,
-            "event_id": wanted.event_id,
-            "target": wanted.target,
-            "event_type": wanted.event_type,
-            "entity_kind": wanted.entity_kind,
-            "organization_id": wanted.organization_id,
-            "error": wanted.error,
-            "since": wanted.since,
-            "until": wanted.until,
-            "limit": wanted.limit,
-        },
-    )
-    return [Letter(*row) for row in rows]
+    return [Letter(*row) for row in conn.execute(_QUERIES["find"], wanted.parameters)]
 
 
 def find_undecodable(
@@ -131,26 +148,68 @@ def find_undecodable(
     offset."""
     if wanted.about_events:
         return []
+    return [Undecodable(*row) for row in conn.execute(_QUERIES["find_undecodable"], _with_place(wanted, place))]
+
+
+def each(conn: Connection[Any], wanted: Filter, at_once: int) -> Iterator[list[Letter | Undecodable]]:
+    """`find` and `find_undecodable` by so many at once, however many there are: those that there were at the beginning,
+    kept by the server. `conn` is autocommit."""
+    kinds: list[tuple[str, dict[str, Any], Any]] = [("find", wanted.parameters, Letter)]
+    if not wanted.about_events:
+        kinds.append(("find_undecodable", _with_place(wanted, None), Undecodable))
+    left = wanted.limit
+    for name, parameters, kind in kinds:
+        with conn.cursor(name=f"dead_letters_{name}", withhold=True) as cursor:
+            cursor.execute(_QUERIES[name], parameters | {"limit": left})
+            while rows := cursor.fetchmany(at_once):
+                left -= len(rows)
+                yield [kind(*row) for row in rows]
+
+
+def _with_place(wanted: Filter, place: tuple[str, int, int] | None) -> dict[str, Any]:
     topic, partition, offset = place or (None, None, None)
-    rows = conn.execute(
-        sql.queries("deliveries")["find_undecodable"],
-        {
-            "states": [state for state in wanted.states if state != "needs_review"],
-            "worker": wanted.worker,
-            "error": wanted.error,
-            "since": wanted.since,
-            "until": wanted.until,
-            "topic": topic,
-            "partition": partition,
-            "offset": offset,
-            "limit": wanted.limit,
+    return wanted.parameters | {"topic": topic, "partition": partition, "offset": offset}
+
+
+def described(letter: Letter | Undecodable) -> dict[str, Any]:
+    """What commands and pages show of a letter; the same keys for both kinds."""
+    event = letter if isinstance(letter, Letter) else None
+    unread = letter if isinstance(letter, Undecodable) else None
+    return {
+        "id": letter.id,
+        "kind": "delivery" if event else "undecodable",
+        "worker": letter.worker,
+        "event_id": event and event.event_id,
+        "target": event and event.target,
+        "organization_id": event and event.organization_id,
+        "event_type": event and event.event_type,
+        "state": letter.state,
+        "attempts": event.attempts if event else 0,
+        "generation": event.generation if event else 0,
+        "edited": event is not None and event.edited_sha256 is not None,
+        "error_class": letter.error_class,
+        "error": letter.error,
+        "first_failure_at": event and event.first_failure_at,
+        "dead_at": letter.dead_at,
+        "origin": {
+            "topic": unread.topic if unread else event and event.origin_topic,
+            "partition": unread.partition if unread else event and event.origin_partition,
+            "offset": unread.record_offset if unread else event and event.origin_offset,
         },
-    )
-    return [Undecodable(*row) for row in rows]
+        "dead_letter": {"partition": letter.dead_partition, "offset": letter.dead_offset},
+    }
+
+
+def history_of(conn: Connection[Any], letter: Letter | Undecodable) -> list[dict[str, Any]]:
+    """What people did with it, the first first: at, by, action, details."""
+    name = "history" if isinstance(letter, Letter) else "history_of_undecodable"
+    rows = conn.execute(_QUERIES[name], asdict(letter))
+    return [dict(zip(("at", "by", "action", "details"), row, strict=True)) for row in rows]
 
 
 def record_of(settings: KafkaSettings, conn: Connection[Any], letter: Letter | Undecodable) -> Record | None:
-    """The letter's record, from its dead-letter topic or made again from event_log; None when neither has it."""
+    """The letter's record, from its dead-letter topic or made again from event_log; None when neither has it. Its topic
+    is then "event_log"."""
     return records_of(settings, conn, [letter])[0]
 
 
@@ -177,7 +236,11 @@ def records_of(
             # A topic made anew has other records at these offsets.
             if record is not None and record.header("x-event-id") != str(letter.event_id):
                 record = None
-            if record is None or _is_reference(record):
+            if letter.edited_sha256 is not None:
+                # event_log and the event's own topic have what it was before.
+                if record is not None and sha256(record.value or b"").digest() != letter.edited_sha256:
+                    record = None
+            elif record is None or _is_reference(record):
                 record = _from_log(conn, letter) or referred.get(_source(letter))
         elif record is not None and _is_reference(record):
             record = referred.get(_source(letter))
@@ -210,7 +273,7 @@ def _referred(
 
 def _from_log(conn: Connection[Any], letter: Letter) -> Record | None:
     found = conn.execute(
-        sql.queries("deliveries")["event_row"],
+        _QUERIES["event_row"],
         {"event_id": letter.event_id, "event_created_at": letter.event_created_at},
     ).fetchone()
     if found is None:

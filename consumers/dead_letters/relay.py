@@ -7,7 +7,8 @@ discard it is a note. Each letter is decided about once: the database says no to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -21,8 +22,9 @@ from psycopg import Connection
 import sql
 from afluente import kafka
 from afluente.settings import KafkaSettings
-from consumers.dead_letters.actions import Outcome
+from consumers.dead_letters.causes import Cause, named
 from consumers.dead_letters.letters import Filter
+from consumers.dead_letters.sending import Outcome, Pace
 from schemas.topics import Topics
 
 WORKER = "relay"  # its name among the workers
@@ -116,10 +118,64 @@ def find(
     if place is not None:
         newest = {key: newest[key] for key in wanted_keys}
     found = [letter for letter in newest.values() if _matches(letter, wanted)]
+    if wanted.cause is not None:
+        ids = [cause for cause, _ in _named(conn, found)]
+        found = [letter for letter, cause in zip(found, ids, strict=True) if cause == wanted.cause]
     decisions = _decisions(conn, settings.topic_prefix, found)
     found = [_decided(letter, decisions) for letter in found]
     found = [letter for letter in found if letter.state in states]
     return sorted(found, key=lambda letter: letter.dead_at, reverse=True)[: wanted.limit]
+
+
+def causes(conn: Connection[Any], letters: Sequence[RelayLetter]) -> list[Cause]:
+    """These letters by cause, the most frequent first."""
+    groups: dict[tuple[str, str], list[RelayLetter]] = {}
+    for letter, cause in zip(letters, _named(conn, letters), strict=True):
+        groups.setdefault(cause, []).append(letter)
+    found = [
+        Cause(
+            cause,
+            WORKER,
+            of_cause[0].event_type,
+            of_cause[0].error_class,
+            message,
+            len(of_cause),
+            len({letter.organization_id for letter in of_cause if letter.organization_id}),
+            min(letter.first_failure_at or letter.dead_at for letter in of_cause),
+            max(letter.dead_at for letter in of_cause),
+            max(of_cause, key=lambda letter: letter.dead_at).id,
+        )
+        for (cause, message), of_cause in groups.items()
+    ]
+    return sorted(found, key=lambda cause: (-cause.letters, cause.cause))
+
+
+def _named(conn: Connection[Any], letters: Sequence[RelayLetter]) -> list[tuple[str, str]]:
+    return named(conn, [(WORKER, letter.event_type, letter.error_class, letter.error) for letter in letters])
+
+
+def described(letter: RelayLetter) -> dict[str, Any]:
+    """The keys of `letters.described`, and the decision."""
+    return {
+        "id": letter.id,
+        "kind": "relay",
+        "worker": letter.worker,
+        "event_id": letter.event_id,
+        "target": None,
+        "organization_id": letter.organization_id,
+        "event_type": letter.event_type,
+        "state": letter.state,
+        "attempts": letter.attempts,
+        "generation": 0,
+        "edited": False,
+        "error_class": letter.error_class,
+        "error": letter.error,
+        "first_failure_at": letter.first_failure_at,
+        "dead_at": letter.dead_at,
+        "origin": {"topic": letter.topic, "partition": letter.partition, "offset": letter.offset},
+        "dead_letter": {"partition": letter.partition, "offset": letter.offset},
+        "decision": letter.decision,
+    }
 
 
 def value_of(settings: KafkaSettings, letter: RelayLetter) -> dict[str, Any]:
@@ -139,7 +195,13 @@ def history_of(conn: Connection[Any], settings: KafkaSettings, letter: RelayLett
 
 
 def retry(
-    conn: Connection[Any], settings: KafkaSettings, letters: Sequence[RelayLetter], *, actor: str, reason: str
+    conn: Connection[Any],
+    settings: KafkaSettings,
+    letters: Sequence[RelayLetter],
+    *,
+    actor: str,
+    reason: str,
+    pace: Pace | None = None,
 ) -> Outcome:
     """Ask the relay to publish these rows again; it answers within a second when it runs, and when it is started else.
 
@@ -150,22 +212,67 @@ def retry(
     ready = _undecided(letters, outcome)
     present = _present(conn, ready)
     copies = _copies(settings, [letter for letter in ready if letter.event_id not in present and letter.whole])
-    for letter in ready:
-        copy = None
-        if letter.event_id not in present and (copy := copies.get(letter.place)) is None:
-            outcome.failed.append({"id": letter.id, "error": "its row is neither in event_log nor in the dead letter"})
-            continue
-        _decide(conn, settings, letter, "retry", copy, actor, reason, outcome)
+    for batch in (pace or Pace()).batches(ready, outcome):
+        for letter in batch:
+            copy = None
+            if letter.event_id not in present and (copy := copies.get(letter.place)) is None:
+                outcome.fail(letter.id, "its row is neither in event_log nor in the dead letter")
+                continue
+            _decide(conn, settings, letter, "retry", copy, actor, reason, outcome)
     return outcome
 
 
 def discard(
-    conn: Connection[Any], settings: KafkaSettings, letters: Sequence[RelayLetter], *, actor: str, reason: str
+    conn: Connection[Any],
+    settings: KafkaSettings,
+    letters: Sequence[RelayLetter],
+    *,
+    actor: str,
+    reason: str,
+    pace: Pace | None = None,
 ) -> Outcome:
     """Note that these are not to be published. `failed`: those that are not to be decided about any more."""
     outcome = Outcome()
-    for letter in _undecided(letters, outcome):
-        _decide(conn, settings, letter, "discard", None, actor, reason, outcome)
+    for batch in (pace or Pace()).batches(_undecided(letters, outcome), outcome):
+        for letter in batch:
+            _decide(conn, settings, letter, "discard", None, actor, reason, outcome)
+    return outcome
+
+
+def export(
+    conn: Connection[Any],
+    settings: KafkaSettings,
+    letters: Sequence[RelayLetter],
+    write: Callable[[dict[str, Any]], None],
+    *,
+    actor: str,
+    reason: str,
+    pace: Pace | None = None,
+) -> Outcome:
+    """Give out letters whole: what `described` says, and value_base64. What was given out is written down before it is.
+    `conn` is autocommit."""
+    outcome, pace = Outcome(), pace or Pace()
+    wanted = {letter.place: letter for letter in letters}
+    for message in kafka.read_topic(settings, Topics(settings.topic_prefix).relay_dead_letter):
+        letter = wanted.get((message.partition() or 0, message.offset() or 0))
+        if letter is None:
+            continue
+        if pace.stop.is_set():
+            break
+        about: dict[str, Any]
+        details = {"worker": WORKER, "error_class": letter.error_class, "reason": reason}
+        place = {"topic": letter.topic, "partition": letter.partition, "record_offset": letter.offset}
+        if letter.organization_id is not None:
+            name, about = "audit", {"organization_id": letter.organization_id, "event_id": letter.event_id}
+        else:
+            name, about = "audit_undecodable", place | {"worker": WORKER, "record_timestamp": letter.dead_at}
+        items = orjson.dumps([about | {"details": details}]).decode()
+        parameters = {"items": items, "action": "dead_letter.exported", "actor": actor[:255]}
+        conn.execute(sql.queries("dead_letters")[name], parameters)
+        value = message.value()
+        write(described(letter) | {"value_base64": None if value is None else b64encode(value).decode()})
+        outcome.done.append(letter.id)
+    outcome.left = len(letters) - len(outcome.done)
     return outcome
 
 
@@ -245,9 +352,9 @@ def _undecided(letters: Sequence[RelayLetter], outcome: Outcome) -> list[RelayLe
     ready = []
     for letter in letters:
         if letter.event_id is None:
-            outcome.failed.append({"id": letter.id, "error": f"{letter.error}: nobody knows what it was"})
+            outcome.fail(letter.id, f"{letter.error}: nobody knows what it was")
         elif letter.state != "dead":
-            outcome.failed.append({"id": letter.id, "error": f"is {letter.state} already"})
+            outcome.fail(letter.id, f"is {letter.state} already")
         else:
             ready.append(letter)
     return ready
@@ -299,16 +406,16 @@ def _decide(
         with conn.transaction():
             row = conn.execute(_QUERIES["request"], parameters).fetchone()
             if row is None or row[0] is None:
-                outcome.failed.append({"id": letter.id, "error": "is decided about already: someone else was faster"})
+                outcome.fail(letter.id, "is decided about already: someone else was faster")
                 return
             details = {"worker": WORKER, "error_class": letter.error_class, "reason": reason, "request": row[0]}
             items = [{"organization_id": letter.organization_id, "event_id": letter.event_id, "details": details}]
             done = "reprocessed" if action == "retry" else "discarded"
             conn.execute(
-                sql.queries("deliveries")["audit"],
+                sql.queries("dead_letters")["audit"],
                 {"items": orjson.dumps(items).decode(), "action": f"dead_letter.{done}", "actor": actor[:255]},
             )
     except psycopg.IntegrityError as error:
-        outcome.failed.append({"id": letter.id, "error": f"cannot be noted: {str(error).splitlines()[0]}"})
+        outcome.fail(letter.id, f"cannot be noted: {str(error).splitlines()[0]}")
         return
     outcome.done.append(letter.id)

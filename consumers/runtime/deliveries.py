@@ -4,7 +4,7 @@ Every function works inside the caller's transaction, as `afluente_worker`, and 
 stay true: a delivery runs if its row is new, or if its generation is the record's and its attempts one less than the
 record's; a row once done, skipped, dead or discarded never runs under the same generation; an outcome is recorded only
 under the claim number the run was given; a replay with --again raises the generation once, however often its record
-comes.
+comes; where a person has edited the event, no record runs but the edited one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -72,6 +73,8 @@ class Row(NamedTuple):
     error_class: str | None
     last_error: str | None
     replay: int = 0
+    edited: bytes | None = None
+    """The sha256 of the value that a person gave it in place of the event's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +137,17 @@ class Blocked:
 Verdict: TypeAlias = Run | Duplicate | ProduceAgain | BuryAgain | Early | Held | Blocked
 
 
-def decide(row: Row, mark: RetryMark | None, now: datetime, process: UUID, again: int = 0) -> Verdict:
+def decide(
+    row: Row, mark: RetryMark | None, now: datetime, process: UUID, again: int = 0, *, foreign: bool = False
+) -> Verdict:
     """What a record means for a delivery that has a row already. `mark` is None for a source record or a replayed
     one; `again` is the number of the replay that wants it once more. What is open runs anyway, and what people have
-    to decide, or have closed, is left to them. (Skipped: there was no target, and asked again the worker names one.)"""
+    to decide, or have closed, is left to them. (Skipped: there was no target, and asked again the worker names one.)
+    `foreign`: the record is not the edited one that this delivery is to run."""
     if mark is None and again > row.replay and row.state in ("done", "dead", "skipped"):
         return Run(1, row.generation + 1, again=True)
+    if foreign:
+        return Duplicate()
     if mark is not None and mark.generation != row.generation:
         # Lower: an older life of the delivery. Higher: a reprocessing whose transaction did not commit.
         return Duplicate()
@@ -227,7 +235,8 @@ class Deliveries:
                 item = items[row.i]
                 if row.state != "claimed" or row.claim:
                     in_line.add(row.i)
-                verdicts[row.i] = decide(row, item.mark, now, self.process, item.record.again)
+                foreign = row.edited is not None and row.edited != sha256(item.record.value or b"").digest()
+                verdicts[row.i] = decide(row, item.mark, now, self.process, item.record.again, foreign=foreign)
                 item.claim = row.claim
         # Retry records without a row: replayed to this worker, or of a month whose rows are gone.
         missing = {i for i, verdict in enumerate(verdicts) if verdict is None}

@@ -39,7 +39,7 @@ SELECT input.i, d.state, d.attempts, d.generation, d.claim, d.claimed_by, d.next
             WHERE p.id = d.claimed_by
               AND p.renewed_at > clock_timestamp() - make_interval(secs => %(takeover_s)s)
        ) AS owned,
-       d.error_class, d.last_error, d.replay
+       d.error_class, d.last_error, d.replay, d.edited_sha256
   FROM jsonb_to_recordset(%(items)s::jsonb) AS input (i integer, event_created_at timestamptz, event_id uuid, target text)
   JOIN event_delivery d
     ON d.event_created_at = input.event_created_at
@@ -55,6 +55,7 @@ UPDATE event_delivery d
    SET state = 'claimed',
        generation = d.generation + 1,
        replay = input.replay,
+       edited_sha256 = NULL,
        attempts = 0,
        claimed_by = NULL,
        next_attempt_at = NULL,
@@ -250,13 +251,15 @@ UPDATE event_delivery
 RETURNING key;
 
 -- name: orphaned
--- Claims of processes that were not renewed for so long, with the event as event_log has it.
+-- Claims of processes that were not renewed for so long, with the event as event_log has it; one that a person has edited
+-- is only in Kafka.
 SELECT d.event_created_at, d.event_id, d.target, d.claimed_by,
        e.seq, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload::text, e.metadata::text
   FROM event_delivery d
   LEFT JOIN event_log e
     ON e.id = d.event_id
    AND e.created_at = d.event_created_at
+   AND d.edited_sha256 IS NULL
  WHERE d.worker = %(worker)s
    AND d.state = 'claimed'
    AND d.claimed_by IS NOT NULL
@@ -391,111 +394,3 @@ DELETE FROM worker_process p
  WHERE p.worker = %(worker)s
    AND p.renewed_at < clock_timestamp() - interval '1 day'
    AND NOT EXISTS (SELECT FROM event_delivery d WHERE d.claimed_by = p.id);
-
--- name: find_dead
--- Dead letters, the newest first; every filter may be NULL. Undecodable records have no organization and no event.
-SELECT d.worker, d.event_id, d.target, d.organization_id, d.event_type, d.state, d.attempts, d.generation,
-       d.error_class, d.last_error, d.first_failure_at, d.updated_at AS dead_at, d.event_created_at,
-       d.origin_topic, d.origin_partition, d.origin_offset, d.dead_partition, d.dead_offset
-  FROM event_delivery d
- WHERE d.state = ANY (%(states)s::text[])
-   AND (%(worker)s::text IS NULL OR d.worker = %(worker)s)
-   AND (%(event_id)s::uuid IS NULL OR d.event_id = %(event_id)s)
-   AND (%(target)s::text IS NULL OR d.target = %(target)s)
-   AND (%(event_type)s::text IS NULL OR d.event_type = %(event_type)s)
-   AND (%(organization_id)s::uuid IS NULL OR d.organization_id = %(organization_id)s)
-   AND (%(error)s::text IS NULL OR strpos(lower(d.error_class || ': ' || d.last_error), lower(%(error)s)) > 0)
-   AND (%(since)s::timestamptz IS NULL OR d.updated_at >= %(since)s)
-   AND (%(until)s::timestamptz IS NULL OR d.updated_at < %(until)s)
-   AND (%(entity_kind)s::text IS NULL OR EXISTS (
-           SELECT FROM event_log e
-            WHERE e.id = d.event_id AND e.created_at = d.event_created_at AND e.entity_kind = %(entity_kind)s))
- ORDER BY d.updated_at DESC, d.worker, d.event_id, d.target
- LIMIT %(limit)s;
-
--- name: find_undecodable
-SELECT u.worker, u.topic, u.partition, u.record_offset, u.record_timestamp, u.state, u.error_class, u.error,
-       u.created_at AS dead_at, u.dead_partition, u.dead_offset, u.size_bytes
-  FROM undecodable_record u
- WHERE u.state = ANY (%(states)s::text[])
-   AND (%(worker)s::text IS NULL OR u.worker = %(worker)s)
-   AND (%(error)s::text IS NULL OR strpos(lower(u.error_class || ': ' || u.error), lower(%(error)s)) > 0)
-   AND (%(since)s::timestamptz IS NULL OR u.created_at >= %(since)s)
-   AND (%(until)s::timestamptz IS NULL OR u.created_at < %(until)s)
-   AND (%(topic)s::text IS NULL OR (u.topic = %(topic)s AND u.partition = %(partition)s AND u.record_offset = %(offset)s))
- ORDER BY u.created_at DESC, u.worker, u.topic, u.partition, u.record_offset
- LIMIT %(limit)s;
-
--- name: lock_dead
--- Those of the letters that are still as they were listed, locked until their copies are in retry.now.
-SELECT input.i
-  FROM jsonb_to_recordset(%(items)s::jsonb) AS input (
-       i integer, event_created_at timestamptz, worker text, event_id uuid, target text, generation integer)
-  JOIN event_delivery d
-    ON d.event_created_at = input.event_created_at
-   AND d.worker = input.worker
-   AND d.event_id = input.event_id
-   AND d.target = input.target
-   AND d.generation = input.generation
-   AND d.state IN ('dead', 'needs_review')
- ORDER BY d.event_created_at, d.worker, d.event_id, d.target
-   FOR UPDATE OF d;
-
--- name: reopen
--- A dead letter begins a new life: its copy carries this generation and the first attempt.
-UPDATE event_delivery d
-   SET state = 'waiting',
-       generation = d.generation + 1,
-       attempts = 0,
-       next_attempt_at = %(now)s,
-       finished_at = NULL,
-       first_failure_at = NULL,
-       dead_partition = NULL,
-       dead_offset = NULL,
-       updated_at = clock_timestamp()
-  FROM jsonb_to_recordset(%(items)s::jsonb) AS input (
-       event_created_at timestamptz, worker text, event_id uuid, target text)
- WHERE d.event_created_at = input.event_created_at
-   AND d.worker = input.worker
-   AND d.event_id = input.event_id
-   AND d.target = input.target;
-
--- name: discard
-UPDATE event_delivery d
-   SET state = 'discarded',
-       kept_key = NULL,
-       kept_value = NULL,
-       kept_headers = NULL,
-       finished_at = clock_timestamp(),
-       updated_at = clock_timestamp()
-  FROM jsonb_to_recordset(%(items)s::jsonb) AS input (
-       event_created_at timestamptz, worker text, event_id uuid, target text)
- WHERE d.event_created_at = input.event_created_at
-   AND d.worker = input.worker
-   AND d.event_id = input.event_id
-   AND d.target = input.target;
-
--- name: close_undecodable
-UPDATE undecodable_record u
-   SET state = %(state)s
-  FROM jsonb_to_recordset(%(items)s::jsonb) AS input (
-       worker text, topic text, partition integer, record_offset bigint, record_timestamp timestamptz)
- WHERE u.worker = input.worker
-   AND u.topic = input.topic
-   AND u.partition = input.partition
-   AND u.record_offset = input.record_offset
-   AND u.record_timestamp = input.record_timestamp
-   AND u.state = 'dead'
-RETURNING u.worker, u.topic, u.partition, u.record_offset;
-
--- name: event_row
--- The event as event_log has it, when its dead-letter record has expired.
-SELECT e.seq, e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload::text, e.metadata::text, e.created_at
-  FROM event_log e
- WHERE e.id = %(event_id)s
-   AND e.created_at = %(event_created_at)s;
-
--- name: audit
-INSERT INTO audit_logs (organization_id, actor_kind, actor_id, action, entity_kind, entity_id, details)
-SELECT input.organization_id, 'system', %(actor)s, %(action)s, 'event', input.event_id::text, input.details
-  FROM jsonb_to_recordset(%(items)s::jsonb) AS input (organization_id uuid, event_id uuid, details jsonb);

@@ -98,7 +98,7 @@ def test_a_kept_demo_goes_on_until_it_is_stopped(demo, tmp_path, leftovers):
         control, body = re.search(r"curl -X PUT (\S+) .* -d '(.*)'", ran.stdout).groups()
         with urllib.request.urlopen(urllib.request.Request(control, body.encode(), method="PUT"), timeout=10):
             pass
-        retried = command("dlq", "retry", "--worker", "webhook-dispatch-worker", "--yes")
+        retried = command("dlq", "retry", "--worker", "webhook-dispatch-worker", "--reason", "mended", "--yes")
         assert retried.returncode == 0, retried.stderr
         delivered = "SELECT count(*) FROM event_delivery WHERE state = 'dead'"
         with psycopg.connect(env["DATABASE_URL"], autocommit=True) as conn:

@@ -27,6 +27,7 @@ NOT_TENANT_DATA = {
     "worker_periodic": "when workers did their periodic work",
     "worker_breaker": "destinations that fail",
     "undecodable_record": "where bytes are that are no event; the bytes are in Kafka",
+    "undecodable_audit": "what people did with them",
     "stream_generation": "numbers of rebuilds",
     "stream_offset": "positions in topics",
 }

@@ -7,8 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -20,6 +19,7 @@ import typer
 from afluente.cli.dlq import parse_time
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
+from afluente.cli.progress import bar
 from afluente.cli.registry import use_registry
 from afluente.signals import stopped_by_signals
 
@@ -328,7 +328,7 @@ def _run(
             noted_at = time.monotonic()
 
     say(f"replay {replay_id}; if it is interrupted: afluente relay replay --resume {replay_id}")
-    with _bar("replaying", result["events"]) as advance:
+    with bar("replaying", result["events"]) as advance:
         run = Replay(
             settings.kafka,
             replay_id,
@@ -364,7 +364,7 @@ def _plan(sources: Sources, wanted: Selection, addressed: Addressing) -> Plan:
     from consumers.replay import Plan
 
     plan = Plan()
-    with _bar("counting", None) as advance:
+    with bar("counting", None) as advance:
         for part in wanted.parts:
             cursor: list[Any] | None = []
             while cursor is not None:
@@ -465,18 +465,3 @@ def _usage(parse: Callable[[str], Any], text: str) -> Any:
         return parse(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-
-
-@contextmanager
-def _bar(words: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, when somebody sees it."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(words, total=total)
-        yield lambda count: progress.update(task, completed=count)

@@ -415,7 +415,7 @@ def _say_kept(
         f"to use it   source {folder / 'env'}; afluente relay status; afluente dlq list",
         f"mend it     curl -X PUT {scene.hooks}/control/never-works -H 'Content-Type: application/json' "
         '-d \'{"then": {"do": "answer", "status": 200}}\'',
-        "and then    afluente dlq retry --worker webhook-dispatch-worker --yes; afluente dlq list",
+        "and then    afluente dlq retry --worker webhook-dispatch-worker --reason mended --yes; afluente dlq list",
         f"an event    afluente emit order.packed --org {scene.organizations[LOJA_AZUL]} --entity order",
         "to end it   afluente demo --stop",
     ):

@@ -134,7 +134,7 @@ async def test_a_retry_reaches_only_the_worker_and_target_that_failed(
     assert {entity_id for entity_id, *_ in audited} == {str(r.id) for r in rows}
     assert all(actor for _, actor, _ in audited)
     assert {details["reason"] for *_, details in audited} == {"b is back"}
-    nothing = await command(processes, "retry", "--worker", "no-such-worker", "--yes")
+    nothing = await command(processes, "retry", "--worker", "no-such-worker", "--yes", "--reason", "x")
     assert nothing.returncode == 3
 
 
@@ -150,7 +150,7 @@ async def test_a_kill_between_copy_and_close_loses_nothing_and_doubles_nothing(
     mended, log = Mended(), tmp_path / "faults"
     async with running(mended) as worker:
         [event] = await letters_of(worker, topics, organization, ["oi"])
-        arguments = ["retry", f"mended-worker:{event.id}:b", "--yes", "--format", "json"]
+        arguments = ["retry", f"mended-worker:{event.id}:b", "--yes", "--reason", "again", "--format", "json"]
         fault = {"AFLUENTE_FAULT": "dlq.after_copy:1", "AFLUENTE_FAULT_LOG": log}
         killed = await command(processes, *arguments, env=fault)
         assert killed.returncode == -signal.SIGKILL
@@ -188,7 +188,8 @@ async def test_a_letter_whose_record_expired_comes_from_event_log_or_says_that_i
         await asyncio.to_thread(until, lambda: database.execute(dead) == [(2,)])
         # as if the dead-letter topic had let them go
         database.execute("UPDATE event_delivery SET dead_offset = dead_offset + 1000000 WHERE state = 'dead'")
-        done = await command(processes, "retry", "--worker", "mended-worker", "--yes", "--format", "json")
+        arguments = ["--worker", "mended-worker", "--yes", "--reason", "again", "--format", "json"]
+        done = await command(processes, "retry", *arguments)
         assert done.returncode == 5, done.stderr
         result = json.loads(done.stdout)
         assert result["ids"] == [f"mended-worker:{logged.id}:b"]
@@ -234,10 +235,10 @@ async def test_bytes_that_are_no_event_are_listed_shown_retried_and_discarded(
             for entry in (one, two)
         ]
         assert sorted(shown) == [b"one".hex(), b"two".hex()]
-        retried = await command(processes, "retry", one["id"], "--yes", "--format", "json")
+        retried = await command(processes, "retry", one["id"], "--yes", "--reason", "mended", "--format", "json")
         assert json.loads(retried.stdout)["ids"] == [one["id"]], retried.stderr
         await worker.of("worker.dead", count=3)  # still no event, and a letter again, of the retry topic
-        discarded = await command(processes, "discard", two["id"], "--yes", "--format", "json")
+        discarded = await command(processes, "discard", two["id"], "--yes", "--reason", "junk", "--format", "json")
         assert json.loads(discarded.stdout)["ids"] == [two["id"]]
     assert sorted(database.execute("SELECT state, count(*) FROM undecodable_record GROUP BY state")) == [
         ("dead", 1),

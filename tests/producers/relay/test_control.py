@@ -128,7 +128,7 @@ def test_dead_letters_are_published_again_on_request_once_or_are_dead_letters_ag
         assert relay_letters.discard(conn, topics.settings, [again], actor="eva", reason="").done == []
     found = letters(database, topics)
     assert {letter.event_id: letter.state for letter in found} == {large: "published", refused: "discarded"}
-    code, second = run(processes, "dlq", "retry", *(letter.id for letter in found), "--yes")
+    code, second = run(processes, "dlq", "retry", *(letter.id for letter in found), "--yes", "--reason", "twice")
     assert (code, len(second["failed"])) == (1, 2)
     assert {row[0] for row in database.execute("SELECT action FROM audit_logs")} == {
         "dead_letter.reprocessed",
