@@ -340,6 +340,7 @@ class Poller(threading.Thread):
             drained = threading.Event()
             self._revoke(places, drained)
             drained.wait(self._revoke_drain_s)
+            faults.point("worker.in_revoke")
             self._take_finished()
             self._commit(synchronous=True, between_reads=False)
         self._forget(places)

@@ -24,7 +24,7 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 import schemas
-from afluente import kafka
+from afluente import faults, kafka
 from afluente.clock import Clock
 from afluente.settings import KafkaSettings
 from consumers import workers
@@ -258,6 +258,7 @@ class WorkerService:
                     items.append(item)
         for item in items:
             item.record.place.running += 1
+        faults.point("worker.before_claim")
         self._handling.begin(lanes, items, put_back)
 
     def _revoked(self, places: list[Place], drained: threading.Event) -> None:
