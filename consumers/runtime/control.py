@@ -16,6 +16,7 @@ from psycopg import AsyncConnection, Connection
 import sql
 
 LOOK_EVERY_S = 1.0  # a pause is to be obeyed within 2 s
+LOOK_WITHIN_S = 5.0
 SAY_EVERY_S = 60.0  # that it is still paused
 
 _QUERIES = sql.queries("worker_control")

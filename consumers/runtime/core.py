@@ -8,6 +8,7 @@ What must stay true:
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -21,7 +22,9 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 from afluente.clock import Clock
 from afluente.telemetry import get_logger
 from consumers.runtime import records, retry
+from consumers.runtime.control import Pause
 from consumers.runtime.deliveries import Connection, Deliveries, Item, PutOff, Run
+from consumers.runtime.figures import Figures
 from consumers.runtime.judging import KEEP_BEYOND, Judge, Outcome, Unfit, describe, kind
 from consumers.runtime.lanes import Lanes
 from consumers.runtime.outgoing import Outgoing, pauses_s
@@ -69,6 +72,14 @@ class Options:
     commit_interval_s: float = 0.5
     pool_size: int = 6
     limits: Limits = field(default_factory=Limits)
+    group_instance_id: str | None = None
+    """Static membership."""
+    stalled_s: float = 60.0
+    """What is behind and has not moved for so long is said to have stalled."""
+    watch_every_s: float = 10.0
+    """How often Kafka and Postgres are asked how far it is behind."""
+    log_records: bool = False
+    """A log line for each delivery that is done, instead of one for many."""
 
 
 class Core:
@@ -112,6 +123,10 @@ class Core:
         self.due: retry.DueHeap[tuple[Record, RetryMark | None, Item | None]] = retry.DueHeap()
         self.tasks: set[asyncio.Task[Any]] = set()
         self.revoking: list[tuple[list[Place], threading.Event]] = []
+        self.figures = Figures()
+        self.paused: Pause | None = None
+        """Nothing is begun, what is in hand waits."""
+        self.postgres_away = False
         self.stopping = False
         """Nothing more is begun."""
         self.abandoned = False
@@ -119,10 +134,17 @@ class Core:
         self.work, self.due_work, self.keep_work = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._pool = pool
         self._observer = observer or (lambda name, **fields: None)
+        self._is_observed = observer is not None
 
     def start(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.failure = self.loop.create_future()
+        # At full speed a line for each delivery, or only the words for it, would be most of the work.
+        self.says_each = self.options.log_records or _log.is_enabled_for(logging.DEBUG)
+
+    @property
+    def may_begin(self) -> bool:
+        return self.paused is None and not self.stopping
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
         return self._pool.connection()
@@ -213,11 +235,13 @@ class Core:
             try:
                 async with self._pool.connection() as conn, conn.transaction():
                     await work(conn)
+                self.postgres_away = False
                 return
             except (psycopg.Error, PoolTimeout, PoolClosed) as error:
                 if not is_away(error, conn):
                     raise
                 gave_way = (getattr(error, "sqlstate", None) or "").startswith("40")
+                self.postgres_away = not gave_way
                 name = "worker.transaction_repeated" if gave_way else "worker.postgres_away"
                 self.say(name, level="warning", error=describe(error))
                 await asyncio.sleep(pause_s)
@@ -241,13 +265,26 @@ class Core:
     def say_unfit(self, error: BaseException, deliveries: int) -> None:
         self.say("worker.unfit", level="warning", deliveries=deliveries, error=f"{kind(error)}: {describe(error)}")
 
+    def report(self, name: str, **fields: Any) -> None:
+        """A line about many at once: for the log only."""
+        _log.info(name, worker=self.name, **fields)
+
     def say_delivered(self, items: list[Item]) -> None:
-        for item in items:
-            self.say("worker.delivered", **self.fields(item))
+        if not items:
+            return
+        self.figures.add_done(item.event.event_type for item in items)
+        if self.says_each or self._is_observed:
+            level = "info" if self.options.log_records else "debug"
+            for item in items:
+                self.say("worker.delivered", level=level, **self.fields(item))
 
     def say_retried(self, item: Item, outcome: PutOff) -> None:
         due = outcome.due.isoformat() if outcome.due else None
         snoozed = outcome.attempts < item.attempt
+        if snoozed:
+            self.figures.snoozed += 1
+        else:
+            self.figures.retried += 1
         self.say(
             "worker.snoozed" if snoozed else "worker.retried",
             **self.fields(item),
@@ -256,6 +293,7 @@ class Core:
         )
 
     def say_dead(self, item: Item, outcome: PutOff) -> None:
+        self.figures.dead += 1
         self.say("worker.dead", level="warning", **self.fields(item), error=outcome.error, next_attempt_at=None)
 
     def say_taken_over(self, item: Item, outcome: Outcome) -> None:

@@ -8,6 +8,7 @@ the last transaction was under way share the next one.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -158,6 +159,7 @@ class External:
     async def _call(self, lane: tuple[Any, str], item: Item, prepared: Any) -> None:
         assert isinstance(self._core.worker, ExternalWorker)
         called = _Called(lane, item, prepared)
+        began = time.perf_counter()
         try:
             faults.point("worker.in_handler")
             async with asyncio.timeout(self._core.policy.timeout_s):
@@ -168,6 +170,8 @@ class External:
             called.error = error  # the call's own doing: without an outcome its lane would stand still
         except Exception as error:
             called.error = error
+        self._core.figures.runs += 1
+        self._core.figures.handler_s.add(time.perf_counter() - began)
         self._called.append(called)
         self._record_work.set()
 

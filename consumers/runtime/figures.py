@@ -29,7 +29,7 @@ class Figures:
         """By event type."""
         self.retried = self.snoozed = self.dead = self.duplicates = 0
         self.runs = 0
-        """Runs of a handler that have ended, whatever became of them."""
+        """Runs of a handler, whatever became of them."""
         self.handler_s = Histogram(_HANDLER_S)
         self.lateness_s = Histogram(_LATENESS_S)
         self.revoke_wait_s = Histogram(_REVOKE_S)
@@ -43,11 +43,6 @@ class Figures:
             for event_type, _ in self.done.most_common()[EVENT_TYPES:]:
                 if event_type != "other":
                     self.done["other"] += self.done.pop(event_type)
-
-    def ran(self, seconds: float, times: int = 1) -> None:
-        """`times` runs of a handler took so long together."""
-        self.runs += times
-        self.handler_s.add(seconds / times, times)
 
     @property
     def done_count(self) -> int:

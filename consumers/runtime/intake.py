@@ -51,6 +51,7 @@ class Intake:
     def take(self, batch: list[Record]) -> None:
         if self._core.stopping:
             return
+        self._core.figures.records += len(batch)
         now_ms = records.to_ms(self._core.clock.now())
         latest_ms = now_ms + self._longest_wait_ms
         for record in batch:
@@ -71,9 +72,11 @@ class Intake:
                     self._core.spawn(record, self._settling.bury_record(record, "BadHeaders", str(error)))
                     continue
                 # In retry.now everything is due; what its row says otherwise counts, not a header.
-                if mark is not None and mark.due_ms > now_ms and record.topic in self._waiting_topics:
-                    self._core.wait_until(mark.due_ms, record, mark, None)
-                    continue
+                if mark is not None and record.topic in self._waiting_topics:
+                    if mark.due_ms > now_ms:
+                        self._core.wait_until(mark.due_ms, record, mark, None)
+                        continue
+                    self._core.figures.lateness_s.add((now_ms - mark.due_ms) / 1000)
             self.admit(record, mark)
 
     def admit(self, record: Record, mark: RetryMark | None) -> None:
@@ -117,7 +120,10 @@ class Intake:
     async def due_loop(self) -> None:
         """Let go what has become due, in the order of due times."""
         while True:
-            for record, mark, item in self._core.due.pop_due(records.to_ms(self._core.clock.now())):
+            now_ms = records.to_ms(self._core.clock.now())
+            if (first_ms := self._core.due.next_due_ms) is not None and first_ms <= now_ms:
+                self._core.figures.lateness_s.add((now_ms - first_ms) / 1000)
+            for record, mark, item in self._core.due.pop_due(now_ms):
                 if not record.place.alive:
                     continue
                 if item is None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import psycopg
+from psycopg_pool import PoolClosed, PoolTimeout
+
 import schemas
-from consumers.runtime import records
+from consumers.runtime import control, records
+from consumers.runtime.control import Pause
 from consumers.runtime.core import Core
 from consumers.runtime.deliveries import Connection
 from consumers.runtime.judging import kind
@@ -20,14 +26,48 @@ _KEEPER_S = 1.0
 
 
 class Keeping:
-    """`loop` and `renew_loop` run as long as the worker."""
+    """`loop`, `look_loop` and `renew_loop` run as long as the worker."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, resumed: Callable[[], None]) -> None:
+        """`resumed` is called when a pause has ended."""
         self._core = core
+        self._resumed = resumed
+        self._pause_said_at = 0.0
 
     async def register(self, conn: Connection) -> None:
         await self._core.deliveries.register(conn, self._core.worker.event_types)
         await self._core.deliveries.renew(conn, socket.gethostname(), os.getpid())
+        self._obey(await control.look(conn, self._core.name))
+
+    async def look_loop(self) -> None:
+        """Every second: is the worker paused? And, now and then, a word about what was done."""
+        while True:
+            now_s = time.monotonic()
+            self._core.figures.turn(now_s)
+            self.say_done()
+            await asyncio.sleep(control.LOOK_EVERY_S)
+            try:
+                async with asyncio.timeout(control.LOOK_WITHIN_S), self._core.connection() as conn:
+                    pause = await control.look(conn, self._core.name)
+            except (TimeoutError, psycopg.Error, PoolTimeout, PoolClosed):
+                continue  # what was seen last holds
+            self._obey(pause)
+
+    def say_done(self, *, last: bool = False) -> None:
+        if not self._core.says_each and (done := self._core.figures.said(time.monotonic(), last=last)) is not None:
+            self._core.report("worker.delivered", **done)
+
+    def _obey(self, pause: Pause | None) -> None:
+        before, self._core.paused = self._core.paused, pause
+        now_s = time.monotonic()
+        if pause is not None and (pause != before or now_s - self._pause_said_at >= control.SAY_EVERY_S):
+            self._pause_said_at = now_s
+            self._core.say(
+                "worker.paused", level="warning", by=pause.by, since=pause.since.isoformat(), reason=pause.reason
+            )
+        elif pause is None and before is not None:
+            self._core.say("worker.resumed")
+            self._resumed()
 
     async def loop(self) -> None:
         while True:
@@ -37,7 +77,8 @@ class Keeping:
             except TimeoutError:
                 pass
             self._core.keep_work.clear()
-            while not self._core.stopping and await self._produce_due():
+            # Not into a topic while paused: its records expire, what is kept here does not.
+            while self._core.may_begin and await self._produce_due():
                 pass
 
     async def _produce_due(self) -> int:

@@ -46,5 +46,9 @@ class PartitionOffsets:
         """Nothing is out: whatever the consumer has read up to is finished, gaps at the end included."""
         return not self._outstanding
 
+    @property
+    def first_unfinished(self) -> int | None:
+        return self._outstanding[0] if self._outstanding else None
+
     def __len__(self) -> int:
         return len(self._outstanding)

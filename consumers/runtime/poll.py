@@ -70,6 +70,15 @@ class Place:
     last: int = -1
     running: int = 0
     """Deliveries that have begun and are not finished."""
+    moments: deque[tuple[int, int]] = field(default_factory=deque)
+    """(offset, when the broker took it in ms) of about one record a second among those in hand, in order."""
+
+    def oldest_age_s(self) -> float:
+        """Of the first record that is not finished, to the second; 0 without one. From any thread."""
+        try:
+            return max(0.0, time.time() - self.moments[0][1] / 1000)
+        except IndexError:
+            return 0.0
 
 
 class Poller(threading.Thread):
@@ -88,6 +97,7 @@ class Poller(threading.Thread):
         revoke: Callable[[list[Place], threading.Event], None],
         assigned: Callable[[int], None],
         failed: Callable[[BaseException], None],
+        waited: Callable[[float], None],
         worker: str,
     ) -> None:
         super().__init__(name=f"poll-{worker}", daemon=True)
@@ -101,6 +111,7 @@ class Poller(threading.Thread):
         self._revoke = revoke
         self._assigned = assigned
         self._failed = failed
+        self._waited = waited
         self._worker = worker
         self._places: dict[tuple[str, int], Place] = {}
         self._finished: deque[Record] = deque()
@@ -127,6 +138,11 @@ class Poller(threading.Thread):
         """Commit what is finished, leave the group, end the thread."""
         self._draining.set()
         self._ending.set()
+
+    @property
+    def places(self) -> list[Place]:
+        """The partitions this member has now."""
+        return list(self._places.values())
 
     # The thread.
 
@@ -195,6 +211,8 @@ class Poller(threading.Thread):
         place.offsets.hand_out(offset)
         place.records += 1
         place.bytes += record.size
+        if not place.moments or record.timestamp_ms - place.moments[-1][1] >= 1000:
+            place.moments.append((offset, record.timestamp_ms))
         self._average_bytes += (record.size - self._average_bytes) / 100
         return record
 
@@ -287,6 +305,7 @@ class Poller(threading.Thread):
     def _commit(self, *, synchronous: bool, between_reads: bool = True) -> None:
         offsets = []
         for place in self._places.values():
+            _forget_moments(place)
             mark = place.offsets.committable
             if place.low is not None:
                 mark = max(mark or 0, place.low)
@@ -338,8 +357,10 @@ class Poller(threading.Thread):
         places = [place for p in partitions if (place := self._places.get((p.topic, p.partition))) is not None]
         if places:
             drained = threading.Event()
+            began = time.monotonic()
             self._revoke(places, drained)
             drained.wait(self._revoke_drain_s)
+            self._waited(time.monotonic() - began)
             faults.point("worker.in_revoke")
             self._take_finished()
             self._commit(synchronous=True, between_reads=False)
@@ -369,6 +390,16 @@ class Poller(threading.Thread):
             self._failed(KafkaException(error))
         else:
             self._warn(error)
+
+
+def _forget_moments(place: Place) -> None:
+    """Those of records before the first unfinished one, but for the nearest."""
+    first, moments = place.offsets.first_unfinished, place.moments
+    if first is None:
+        moments.clear()
+        return
+    while len(moments) > 1 and moments[1][0] <= first:
+        moments.popleft()
 
 
 def _bytes(value: Any) -> bytes | None:

@@ -11,18 +11,29 @@ import random
 import signal
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from itertools import chain
+
+import confluent_kafka
 
 from afluente.clock import SystemClock
+from afluente.errors import Refused
 from afluente.postgres import pool_async
-from afluente.settings import WorkerSettings
+from afluente.settings import GroupProtocol, MetricsSettings, WorkerSettings
+from afluente.telemetry import get_logger, metrics
+from consumers.runtime.health import Health
 from consumers.runtime.service import Options, WorkerService
 from consumers.worker import Worker
 
 _POOL_PER_WORKER = 4
+_KIP_848_SINCE = (2, 15)  # of librdkafka: before, members stall for minutes and fence each other (STALE_MEMBER_EPOCH)
+_WATCH_EVERY_S = 10.0
+
+_log = get_logger(__name__)
 
 
 async def run(workers: Sequence[Worker], settings: WorkerSettings, *, log_records: bool = False) -> bool:
     """Work until a signal. True when all that was in hand was finished; raises what ended a worker by itself."""
+    check_client(settings.runtime.group_protocol, confluent_kafka.libversion()[0])
     stop, stop_now = asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:
@@ -34,11 +45,15 @@ async def run(workers: Sequence[Worker], settings: WorkerSettings, *, log_record
     runtime = settings.runtime
     options = Options(
         group_protocol=runtime.group_protocol.value,
+        group_instance_id=runtime.group_instance_id,
         drain_s=runtime.drain_s,
         takeover_s=runtime.takeover_s,
         renew_s=runtime.renew_s,
         held_recheck_s=min(5.0, runtime.takeover_s),
         backoff_scale=settings.backoff.scale,
+        stalled_s=runtime.stalled_s,
+        watch_every_s=min(_WATCH_EVERY_S, runtime.stalled_s / 4),
+        log_records=log_records,
     )
     name = "+".join(worker.name for worker in workers)
     async with AsyncExitStack() as stack:
@@ -57,6 +72,10 @@ async def run(workers: Sequence[Worker], settings: WorkerSettings, *, log_record
             )
             for worker in workers
         ]
+        health = Health([service.signs for service in services], stalled_s=runtime.stalled_s)
+        beating = asyncio.create_task(health.beat())
+        stack.callback(beating.cancel)
+        _serve(settings.metrics, services, health)
         tasks = [asyncio.create_task(service.run(stop, stop_now)) for service in services]
         for task in tasks:
             task.add_done_callback(lambda _: stop.set())  # the others drain when one fails
@@ -65,3 +84,26 @@ async def run(workers: Sequence[Worker], settings: WorkerSettings, *, log_record
         if isinstance(result, BaseException):
             raise result
     return all(bool(result) for result in results)
+
+
+def check_client(protocol: GroupProtocol, version: str) -> None:
+    """Refused for a Kafka client (librdkafka's `version`) that does not do this group protocol well."""
+    found = tuple(int(part) for part in version.split(".")[:2])
+    if protocol is GroupProtocol.consumer and found < _KIP_848_SINCE:
+        needed = ".".join(map(str, _KIP_848_SINCE))
+        raise Refused(
+            f"AFLUENTE_GROUP_PROTOCOL=consumer needs librdkafka {needed}, and here is {version}",
+            hint="a newer confluent-kafka, or AFLUENTE_GROUP_PROTOCOL=classic",
+        )
+
+
+def _serve(settings: MetricsSettings, services: Sequence[WorkerService], health: Health) -> None:
+    """Numbers and health where the settings say; nothing when they say nothing. Refused when the port is taken."""
+    if (address := settings.address) is None:
+        return
+    metrics.ask(lambda: chain.from_iterable(service.samples() for service in services))
+    try:
+        port = metrics.serve(*address, health.pages)
+    except OSError as error:
+        raise Refused(f"AFLUENTE_METRICS={settings.listen}: {error}") from error
+    _log.info("process.metrics", address=address[0], port=port)

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -27,21 +28,25 @@ import schemas
 from afluente import faults, kafka
 from afluente.clock import Clock
 from afluente.settings import KafkaSettings
+from afluente.telemetry.metrics import Sample
 from consumers import workers
 from consumers.errors import BadWorker
 from consumers.runtime.core import Core, Observer, Options
 from consumers.runtime.deliveries import Item
 from consumers.runtime.external import External
+from consumers.runtime.health import Signs
 from consumers.runtime.intake import Intake
 from consumers.runtime.keeping import Keeping
 from consumers.runtime.lanes import Taken
 from consumers.runtime.outgoing import Outgoing
+from consumers.runtime.periodic import Periodic
 from consumers.runtime.poll import Place, Poller
 from consumers.runtime.records import Record
 from consumers.runtime.sender import Sender
 from consumers.runtime.settling import Settling
 from consumers.runtime.targets import Targets
 from consumers.runtime.transactional import Transactional
+from consumers.runtime.watching import Watching
 from consumers.worker import BatchWorker, ExternalWorker, TransactionalWorker, Worker
 from schemas.topics import Topics
 
@@ -80,7 +85,10 @@ class WorkerService:
         self._handling: Transactional | External = (External if self._core.external else Transactional)(
             self._core, self._settling
         )
-        self._keeping = Keeping(self._core)
+        self._keeping = Keeping(self._core, self._resumed)
+        self._periodic = Periodic(self._core)
+        self._watching = Watching(self._core, kafka_settings)
+        self._poller: Poller | None = None
         self._ready = False
 
     async def run(self, stop: asyncio.Event, stop_now: asyncio.Event | None = None) -> bool:
@@ -96,7 +104,7 @@ class WorkerService:
             partial(kafka.producer, self._kafka, message_timeout_ms=30_000, message_max_bytes=4_000_000)
         )
         self._core.outgoing = Outgoing(self._sender, self._core.say)
-        self._core.poller = self._make_poller()
+        self._core.poller = self._poller = self._make_poller()
         background = [
             asyncio.create_task(body())
             for body in (
@@ -105,7 +113,10 @@ class WorkerService:
                 self._handling.loop,
                 self._intake.due_loop,
                 self._keeping.loop,
+                self._keeping.look_loop,
                 self._keeping.renew_loop,
+                self._periodic.loop,
+                self._watching.loop,
             )
         ]
         for task in background:
@@ -127,6 +138,35 @@ class WorkerService:
             await asyncio.gather(*background, *self._core.tasks, return_exceptions=True)
             await self._leave()
         return drained
+
+    # Asked from any thread.
+
+    def signs(self) -> Signs:
+        """How it is, for whoever asks whether the process lives."""
+        core, poller = self._core, self._poller
+        return Signs(
+            worker=core.name,
+            began=poller is not None and not core.abandoned,
+            poll_age_s=0.0 if poller is None else time.monotonic() - poller.turned_at,
+            partitions=0 if poller is None else len(poller.places),
+            ready=self._ready,
+            stopping=core.stopping,
+            paused=core.paused,
+            stalled=self._watching.stalled,
+        )
+
+    def samples(self) -> Iterator[Sample]:
+        """Its numbers."""
+        yield from self._core.figures.samples(self._core.name)
+        if self._poller is not None:
+            yield from self._watching.samples()
+
+    # Its life.
+
+    def _resumed(self) -> None:
+        self._core.work.set()
+        self._core.keep_work.set()
+        self._targets.wake()
 
     def _require_topics(self) -> None:
         """Fail at boot, loudly, when a topic is missing: a consumer would wait for it in silence."""
@@ -170,6 +210,7 @@ class WorkerService:
                 queued_max_messages_kbytes=4096,
                 fetch_queue_backoff_ms=5,
                 max_poll_interval_ms=60_000,
+                **({"group_instance_id": instance} if (instance := self._core.options.group_instance_id) else {}),
                 **protocol,
                 **callbacks,
             )
@@ -185,6 +226,7 @@ class WorkerService:
             revoke=lambda places, drained: _quietly(call, self._revoked, places, drained),
             assigned=lambda count: _quietly(call, self._assigned, count),
             failed=lambda error: _quietly(call, self._core.fail, error),
+            waited=self._core.figures.revoke_wait_s.add,
             worker=self._core.name,
         )
 
@@ -219,6 +261,7 @@ class WorkerService:
 
     async def _leave(self) -> None:
         """Hand back what was not finished, commit what was, leave the group."""
+        self._keeping.say_done(last=True)
         try:
             async with asyncio.timeout(5.0), self._core.connection() as conn:
                 if handed_back := await self._core.deliveries.hand_back(conn):
@@ -237,7 +280,7 @@ class WorkerService:
         while True:
             await self._core.work.wait()
             self._core.work.clear()
-            while self._core.lanes.has_ready and not self._core.stopping and (taken := self._handling.take()):
+            while self._core.lanes.has_ready and self._core.may_begin and (taken := self._handling.take()):
                 self._begin(taken)
 
     def _begin(self, taken: list[Taken[Item]]) -> None:

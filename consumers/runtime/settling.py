@@ -43,6 +43,8 @@ class Settling:
                 self._core.settled(item)
                 if isinstance(outcome, PutOff) and outcome.state == "waiting":
                     self._core.say_retried(item, outcome)
+                elif isinstance(outcome, Duplicate):
+                    self._core.figures.duplicates += 1
             else:
                 waiting.append(self.settle(item, outcome))
         if waiting:
@@ -186,6 +188,7 @@ class Settling:
             await self._core.transaction(
                 lambda conn: self._core.deliveries.undecodable(conn, record, timestamp, error_class, message, dead)
             )
+            self._core.figures.dead += 1
             self._core.say(
                 "worker.dead",
                 level="warning",

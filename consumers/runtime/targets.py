@@ -36,6 +36,10 @@ class Targets:
         self._fan_out.append((record, event, mark))
         self._fan_work.set()
 
+    def wake(self) -> None:
+        """What waited for the end of a pause goes on."""
+        self._fan_work.set()
+
     def drop(self, condition: Callable[[Record], bool]) -> None:
         self._fan_out = [entry for entry in self._fan_out if not condition(entry[0])]
 
@@ -44,7 +48,7 @@ class Targets:
         while True:
             await self._fan_work.wait()
             self._fan_work.clear()
-            while self._fan_out and not self._core.stopping:
+            while self._fan_out and self._core.may_begin:
                 batch, self._fan_out = self._fan_out[:_AT_ONCE], self._fan_out[_AT_ONCE:]
                 batch = [entry for entry in batch if entry[0].place.alive]
                 if batch:

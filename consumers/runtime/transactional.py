@@ -7,6 +7,7 @@ batch, the rest commits; what fails the whole transaction is looked for in it by
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from typing import Any
 from uuid import UUID
@@ -136,6 +137,7 @@ class Transactional:
         """Run the handlers. Together: the first error fails the transaction. Separate: each within a savepoint."""
         errors: dict[int, BaseException] = {}
         behind: set[str] = set()
+        began, figures = time.perf_counter(), self._core.figures
         for organization_id, group in by_organization(runs, lambda i: items[i].event):
             async with act_for(conn, organization_id):
                 for i in group:
@@ -151,6 +153,7 @@ class Transactional:
                         del self._breaks[item.identity]
                         continue
                     context = HandlerContext(conn, self._core.clock, self._core.deliveries, item.event, item.target)
+                    figures.runs += 1
                     try:
                         async with savepoint(conn, separate), asyncio.timeout(self._core.policy.timeout_s):
                             faults.point("worker.in_handler")
@@ -164,6 +167,7 @@ class Transactional:
                         errors[i] = error
                         if self._core.deliveries.ordered and not isinstance(error, Reject):
                             behind.add(item.key)
+        figures.handler_s.add((time.perf_counter() - began) / len(runs), len(runs))
         return errors
 
     async def _handle_batch(
@@ -174,10 +178,13 @@ class Transactional:
         context = HandlerContext(conn, self._core.clock, self._core.deliveries, None)
 
         async def attempt(part: list[int]) -> None:
+            began = time.perf_counter()
+            self._core.figures.runs += len(part)
             try:
                 async with savepoint(conn, separate), asyncio.timeout(self._core.policy.timeout_s):
                     faults.point("worker.in_handler")
                     await worker.handle_batch([self._core.delivery(items[i]) for i in part], context)
+                self._core.figures.handler_s.add((time.perf_counter() - began) / len(part), len(part))
             except Exception as error:
                 if is_away(error, conn):
                     raise

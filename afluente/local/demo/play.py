@@ -167,7 +167,7 @@ class _Cast:
         self.start("web", COMMAND, "web", "run", "--only", "ingest", "--port", "0")
         self.start("relay", COMMAND, "relay", "run", "--log-records")
         for worker in REGISTRY:
-            self.start(worker, COMMAND, "worker", "run", worker)
+            self.start(worker, COMMAND, "worker", "run", worker, "--log-records")
             waits[worker] = "worker.ready"
         self.start("stream", COMMAND, "stream", "run")
         for name, event in waits.items():
