@@ -60,6 +60,8 @@ EVENTS: dict[str, str] = {
     "worker.claim_stuck": "the event of a claim that a dead process left cannot be made a record; it stays claimed",
     "worker.commit_failed": "offsets could not be committed at the end; their records come again and are known",
     "worker.postgres_away": "Postgres is away; the same transaction is tried again",
+    "worker.parked": "an organization's surplus is passed over, and read again at its own pace; others go on",
+    "worker.unparked": "what was passed over of an organization has been read again",
     "worker.transaction_repeated": "Postgres ended a transaction for another's sake (deadlock, serialization); again",
     # stream
     "stream.ready": "the Faust app has its partitions",

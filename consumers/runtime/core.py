@@ -11,9 +11,9 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from uuid import UUID, uuid4
 
 import psycopg
@@ -28,11 +28,14 @@ from consumers.runtime.figures import Figures
 from consumers.runtime.judging import KEEP_BEYOND, Judge, Outcome, Unfit, describe, kind
 from consumers.runtime.lanes import Lanes
 from consumers.runtime.outgoing import Outgoing, pauses_s
-from consumers.runtime.poll import Limits, Place, Poller
+from consumers.runtime.places import Limits, Place
 from consumers.runtime.records import Record, RetryMark
 from consumers.worker import Delivery, ExternalWorker, Policy, Worker
 from schemas import Event
 from schemas.topics import Topics
+
+if TYPE_CHECKING:
+    from consumers.runtime.poll import Poller
 
 _log = get_logger("consumers.runtime.service")
 
@@ -145,6 +148,15 @@ class Core:
     @property
     def may_begin(self) -> bool:
         return self.paused is None and not self.stopping
+
+    def call_soon(self, call: Callable[[], object]) -> None:
+        """From any thread. The loop may be closed when one comes with its last word."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(call)
+
+    def say_soon(self, name: str, **fields: Any) -> None:
+        """`say` for other threads."""
+        self.call_soon(lambda: self.say(name, **fields))
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
         return self._pool.connection()

@@ -18,7 +18,7 @@ from consumers.runtime import records, retry
 from consumers.runtime.core import Core
 from consumers.runtime.deliveries import Connection, Item
 from consumers.runtime.judging import kind
-from consumers.runtime.poll import Place
+from consumers.runtime.places import Place
 from consumers.runtime.records import Record, RetryMark
 from consumers.runtime.settling import Settling
 from consumers.runtime.targets import UNADDRESSED, Targets

@@ -13,18 +13,32 @@ from collections import deque
 class PartitionOffsets:
     """Offsets of one partition, from one assignment to its end."""
 
-    __slots__ = ("_finished", "_mark", "_outstanding")
+    __slots__ = ("_finished", "_mark", "_outstanding", "_passed")
 
     def __init__(self) -> None:
         self._outstanding: deque[int] = deque()
         self._finished: set[int] = set()
         self._mark: int | None = None
+        self._passed: dict[int, int] = {}  # after an outstanding offset: the last one passed over before the next
 
     def hand_out(self, offset: int) -> None:
         """A record was read and goes to be handled. Offsets come in rising order; ValueError when they do not."""
-        if (self._outstanding and offset <= self._outstanding[-1]) or (self._mark is not None and offset < self._mark):
+        last = self._outstanding[-1] if self._outstanding else -1
+        if offset <= self._passed.get(last, last) or (self._mark is not None and offset < self._mark):
             raise ValueError(f"offset {offset} was handed out already")
         self._outstanding.append(offset)
+
+    def pass_over(self, offset: int) -> None:
+        """A record was read that is somebody else's to finish: it holds nothing up. ValueError as for `hand_out`."""
+        if self._outstanding:
+            last = self._outstanding[-1]
+            if offset <= self._passed.get(last, last):
+                raise ValueError(f"offset {offset} was handed out already")
+            self._passed[last] = offset
+        elif self._mark is not None and offset < self._mark:
+            raise ValueError(f"offset {offset} was handed out already")
+        else:
+            self._mark = offset + 1
 
     def finish(self, offset: int) -> None:
         """All that the record asked for is durable. ValueError for an offset that is not out."""
@@ -34,7 +48,7 @@ class PartitionOffsets:
         while self._outstanding and self._outstanding[0] in self._finished:
             done = self._outstanding.popleft()
             self._finished.remove(done)
-            self._mark = done + 1
+            self._mark = self._passed.pop(done, done) + 1
 
     @property
     def committable(self) -> int | None:

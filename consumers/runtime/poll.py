@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import (
@@ -29,7 +28,9 @@ from confluent_kafka import (
 
 from afluente import faults, kafka
 from afluente.telemetry import get_logger, heartbeat
-from consumers.runtime.offsets import PartitionOffsets
+from consumers.runtime.marks import Found, Marks
+from consumers.runtime.parking import Parked, Surplus, in_hand, largest
+from consumers.runtime.places import Limits, Place
 from consumers.runtime.records import Record
 
 _log = get_logger(__name__)
@@ -39,48 +40,6 @@ _CONSUME_RECORDS = 500
 _COMMITTED_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What may be in hand in one process. Above it partitions are paused, at half of it they go on."""
-
-    records: int = 5000
-    bytes: int = 32 * 1024 * 1024
-    waiting_records: int = 2000
-    """Read ahead of their due time, for each partition of a retry topic."""
-    waiting_bytes: int = 8 * 1024 * 1024
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """One partition from its assignment to its end. The poll thread's, but for `running`, which is the loop's."""
-
-    topic: str
-    partition: int
-    waits: bool
-    """A retry topic with a delay: read ahead, with bounds of its own."""
-    offsets: PartitionOffsets = field(default_factory=PartitionOffsets)
-    alive: bool = True
-    paused: bool = False
-    committed: int | None = None
-    start: int = OFFSET_BEGINNING
-    low: int | None = None
-    """Where the log began when what was committed had expired: nothing before it can be read any more."""
-    records: int = 0
-    bytes: int = 0
-    last: int = -1
-    running: int = 0
-    """Deliveries that have begun and are not finished."""
-    moments: deque[tuple[int, int]] = field(default_factory=deque)
-    """(offset, when the broker took it in ms) of about one record a second among those in hand, in order."""
-
-    def oldest_age_s(self) -> float:
-        """Of the first record that is not finished, to the second; 0 without one. From any thread."""
-        try:
-            return max(0.0, time.time() - self.moments[0][1] / 1000)
-        except IndexError:
-            return 0.0
-
-
 class Poller(threading.Thread):
     """`deliver`, `revoke` and `failed` are called in this thread and must only pass on."""
 
@@ -88,6 +47,9 @@ class Poller(threading.Thread):
         self,
         make: Callable[..., Consumer],
         *,
+        make_reader: Callable[[], Consumer],
+        marks: Marks,
+        may_park: Callable[[], bool],
         topics: Iterable[str],
         waiting_topics: Iterable[str],
         limits: Limits,
@@ -113,6 +75,9 @@ class Poller(threading.Thread):
         self._failed = failed
         self._waited = waited
         self._worker = worker
+        self._marks, self._may_park = marks, may_park
+        self._surplus = Surplus(make_reader, self._record, limits, marks, self._say_expired, self._warn)
+        self._asked: deque[Callable[[], None]] = deque()
         self._places: dict[tuple[str, int], Place] = {}
         self._finished: deque[Record] = deque()
         self._draining = threading.Event()
@@ -129,6 +94,14 @@ class Poller(threading.Thread):
     def finish(self, record: Record) -> None:
         """Everything the record asked for is durable."""
         self._finished.append(record)
+
+    def marked(self, parked: Parked) -> None:
+        """What `Marks.park` was asked for is committed."""
+        self._asked.append(lambda: self._surplus.marked(parked))
+
+    def found_marks(self, place: Place, found: Found) -> None:
+        """What `Marks.load` was asked for."""
+        self._asked.append(lambda: self._load(place, found))
 
     def drain(self) -> None:
         """Read nothing more; stay a member and go on committing."""
@@ -158,6 +131,7 @@ class Poller(threading.Thread):
                 self._take_finished()
                 self._commit(synchronous=True)
             finally:
+                self._surplus.close()
                 self._consumer.close()
         except BaseException as error:
             self._failed(error)
@@ -165,19 +139,27 @@ class Poller(threading.Thread):
     def _turn(self) -> None:
         self.turned_at = time.monotonic()
         heartbeat.beat()
+        while self._asked:
+            self._asked.popleft()()
         self._take_finished()
+        self._surplus.settle(self._places.values())
         self._balance()
         self._fresh.clear()
         count, size = self._in_hand()
         room = min(self._limits.records - count, int((self._limits.bytes - size) / self._average_bytes))
-        messages = self._consumer.consume(max(1, min(_CONSUME_RECORDS, room)), _CONSUME_S)
+        messages = self._consumer.consume(max(1, min(_CONSUME_RECORDS, room)), self._patience_s())
         records = [record for message in messages if (record := self._read(message)) is not None]
+        if not self._draining.is_set():
+            records += self._surplus.read(2 * self._limits.records - self._all_in_hand())
         if records:
             self._deliver(records)
         if time.monotonic() >= self._next_commit:
             self._take_finished()
             self._commit(synchronous=False)
             self._next_commit = time.monotonic() + self._commit_interval_s
+
+    def _patience_s(self) -> float:
+        return 0.0 if self._surplus.reading else _CONSUME_S
 
     def _read(self, message: Message) -> Record | None:
         if (error := message.error()) is not None:
@@ -195,11 +177,21 @@ class Poller(threading.Thread):
             # front of it. Read the partition from its start again.
             self._consumer.seek(TopicPartition(topic, partition, place.start))
             return None
+        if place.loading:
+            self._consumer.seek(TopicPartition(topic, partition, place.start))
+            return None
+        if place.parked and (parked := place.parked.get(_bytes(message.key()) or b"")) is not None:
+            place.last = offset
+            self._surplus.pass_over(parked, offset)
+            return None
+        return self._record(message, place)
+
+    def _record(self, message: Message, place: Place) -> Record:
         headers = kafka.headers_of(message)
         record = Record(
-            topic=topic,
-            partition=partition,
-            offset=offset,
+            topic=place.topic,
+            partition=place.partition,
+            offset=message.offset() or 0,
             timestamp_ms=message.timestamp()[1],
             key=_bytes(message.key()),
             value=_bytes(message.value()),
@@ -207,12 +199,7 @@ class Poller(threading.Thread):
             headers_unreadable=headers is None,
             place=place,
         )
-        place.last = offset
-        place.offsets.hand_out(offset)
-        place.records += 1
-        place.bytes += record.size
-        if not place.moments or record.timestamp_ms - place.moments[-1][1] >= 1000:
-            place.moments.append((offset, record.timestamp_ms))
+        place.took(record.offset, record.key, record.size, record.timestamp_ms)
         self._average_bytes += (record.size - self._average_bytes) / 100
         return record
 
@@ -236,14 +223,7 @@ class Poller(threading.Thread):
             )
         except KafkaException:
             low = None  # only for the log and the commit: the beginning is found without it
-        _log.error(
-            "worker.records_expired",
-            worker=self._worker,
-            topic=topic,
-            partition=partition,
-            offset=low,
-            error=error.str(),
-        )
+        self._say_expired(place, low, error)
         # A seek is refused here: with auto.offset.reset=error the client has given the partition up. Assigned anew it
         # reads on; this is the assignment's own affair, so both group protocols have it.
         self._consumer.incremental_unassign([TopicPartition(topic, partition)])
@@ -252,6 +232,16 @@ class Poller(threading.Thread):
         place.paused = False
         # Committed even if no record comes, or an idle partition would say so again at each start.
         place.low = low
+
+    def _say_expired(self, place: Place, low: int | None, error: KafkaError) -> None:
+        _log.error(
+            "worker.records_expired",
+            worker=self._worker,
+            topic=place.topic,
+            partition=place.partition,
+            offset=low,
+            error=error.str(),
+        )
 
     def _warn(self, error: KafkaError) -> None:
         """One line a minute for each kind: a broker that is away says so many times a second."""
@@ -265,21 +255,42 @@ class Poller(threading.Thread):
             record = self._finished.popleft()
             place: Place = record.place
             if place.alive:
-                place.offsets.finish(record.offset)
-                place.records -= 1
-                place.bytes -= record.size
+                place.finished(record.offset, record.key, record.size)
+
+    def _load(self, place: Place, found: Found) -> None:
+        if place.alive:
+            self._surplus.resume(place, found)
+            place.loading = False
 
     def _in_hand(self) -> tuple[int, int]:
-        """Records and bytes in hand, but for those that are read ahead of their due time."""
-        places = [place for place in self._places.values() if not place.waits]
-        return sum(place.records for place in places), sum(place.bytes for place in places)
+        """Records and bytes in hand, but for those that are read ahead of their due time, and those of the parked."""
+        count = size = 0
+        for place in self._places.values():
+            if not place.waits:
+                count, size = count + place.records, size + place.bytes
+                for key in place.parked:
+                    if (share := place.shares.get(key)) is not None:
+                        count, size = count - share.records, size - share.bytes
+        return count, size
+
+    def _all_in_hand(self) -> int:
+        return sum(place.records for place in in_hand(self._places.values()) if not place.waits)
 
     def _balance(self) -> None:
         """Pause what is over its limit, let go on what is under half of it."""
         limits, draining = self._limits, self._draining.is_set()
         count, size = self._in_hand()
-        over = draining or count >= limits.records or size >= limits.bytes
-        under = not draining and count <= limits.records / 2 and size <= limits.bytes / 2
+        over = count >= limits.records or size >= limits.bytes
+        if (
+            over
+            and not draining
+            and self._may_park()
+            and (found := largest([place for place in self._places.values() if not place.waits], count)) is not None
+        ):
+            self._surplus.park(*found)
+            over = False
+        over = draining or over or self._all_in_hand() >= 2 * limits.records
+        under = not over and count <= limits.records / 2 and size <= limits.bytes / 2
         pause: list[Place] = []
         resume: list[Place] = []
         for place in self._places.values():
@@ -291,7 +302,9 @@ class Poller(threading.Thread):
                     and place.bytes <= limits.waiting_bytes / 2
                 )
             else:
-                place_over, place_under = over, under
+                # Until a mark is committed, what it lets pass is held: then so little as possible.
+                held = place.loading or any(not parked.marked for parked in place.parked.values())
+                place_over, place_under = over or held, (under or bool(place.parked)) and not (over or held)
             if place_over and not place.paused:
                 pause.append(place)
             elif place_under and place.paused:
@@ -343,14 +356,21 @@ class Poller(threading.Thread):
                 partition.offset = start
                 place = (partition.topic, partition.partition)
                 self._fresh.add(place)
+                waits = partition.topic in self._waiting_topics
                 self._places[place] = Place(
                     partition.topic,
                     partition.partition,
-                    waits=partition.topic in self._waiting_topics,
+                    waits=waits,
                     start=start,
                     committed=None if start == OFFSET_BEGINNING else start,
+                    last=max(start, 0) - 1,
+                    paused=not waits,
+                    loading=not waits,
                 )
             consumer.incremental_assign(committed)
+            if sources := [p for p in committed if p.topic not in self._waiting_topics]:
+                consumer.pause(sources)
+                self._marks.load([self._places[p.topic, p.partition] for p in sources])
         self._assigned(len(self._places))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -358,10 +378,10 @@ class Poller(threading.Thread):
         if places:
             drained = threading.Event()
             began = time.monotonic()
-            self._revoke(places, drained)
+            self._revoke(list(in_hand(places)), drained)
             drained.wait(self._revoke_drain_s)
-            self._waited(time.monotonic() - began)
             faults.point("worker.in_revoke")
+            self._waited(time.monotonic() - began)
             self._take_finished()
             self._commit(synchronous=True, between_reads=False)
         self._forget(places)
@@ -369,11 +389,13 @@ class Poller(threading.Thread):
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         places = [place for p in partitions if (place := self._places.get((p.topic, p.partition))) is not None]
         if places:
-            self._revoke(places, threading.Event())
+            self._revoke(list(in_hand(places)), threading.Event())
         self._forget(places)
 
     def _forget(self, places: list[Place]) -> None:
         for place in places:
+            for parked in self._surplus.forget(place):
+                parked.alive = False
             place.alive = False
             del self._places[place.topic, place.partition]
 

@@ -38,9 +38,11 @@ from consumers.runtime.health import Signs
 from consumers.runtime.intake import Intake
 from consumers.runtime.keeping import Keeping
 from consumers.runtime.lanes import Taken
+from consumers.runtime.marks import Marks
 from consumers.runtime.outgoing import Outgoing
 from consumers.runtime.periodic import Periodic
-from consumers.runtime.poll import Place, Poller
+from consumers.runtime.places import Place
+from consumers.runtime.poll import Poller
 from consumers.runtime.records import Record
 from consumers.runtime.sender import Sender
 from consumers.runtime.settling import Settling
@@ -81,6 +83,7 @@ class WorkerService:
         )
         self._settling = Settling(self._core)
         self._targets = Targets(self._core, self._settling)
+        self._marks = Marks(self._core)
         self._intake = Intake(self._core, self._targets, self._settling)
         self._handling: Transactional | External = (External if self._core.external else Transactional)(
             self._core, self._settling
@@ -112,6 +115,7 @@ class WorkerService:
                 self._targets.loop,
                 self._handling.loop,
                 self._intake.due_loop,
+                self._marks.loop,
                 self._keeping.loop,
                 self._keeping.look_loop,
                 self._keeping.renew_loop,
@@ -199,24 +203,27 @@ class WorkerService:
             protocol = {"group_protocol": "classic", "partition_assignment_strategy": "cooperative-sticky"}
         call = self._core.loop.call_soon_threadsafe
 
-        def make(**callbacks: Any) -> Any:
-            return kafka.consumer(
-                self._kafka,
-                self._core.name,
-                # A committed offset that is gone must be seen (poll.py); a new group starts at the beginning by itself.
-                auto_offset_reset="error",
-                fetch_wait_max_ms=50,
-                # Small and without the 1 s pause of a full queue: full speed in 50 MB.
-                queued_max_messages_kbytes=4096,
-                fetch_queue_backoff_ms=5,
+        make_reader = partial(
+            kafka.consumer,
+            self._kafka,
+            self._core.name,
+            # A committed offset that is gone must be seen (poll.py); a new group starts at the beginning by itself.
+            auto_offset_reset="error",
+            fetch_wait_max_ms=50,
+            # Small and without the 1 s pause of a full queue: full speed in 50 MB.
+            queued_max_messages_kbytes=4096,
+            fetch_queue_backoff_ms=5,
+        )
+        return Poller(
+            partial(
+                make_reader,
                 max_poll_interval_ms=60_000,
                 **({"group_instance_id": instance} if (instance := self._core.options.group_instance_id) else {}),
                 **protocol,
-                **callbacks,
-            )
-
-        return Poller(
-            make,
+            ),
+            make_reader=make_reader,
+            marks=self._marks,
+            may_park=lambda: self._core.paused is None,
             topics=[*self.source_topics(), self._core.topics.retry(self._core.name, "now")],
             waiting_topics=sorted(self._intake._waiting_topics),
             limits=self._core.options.limits,

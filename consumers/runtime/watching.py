@@ -26,7 +26,7 @@ from afluente.settings import KafkaSettings
 from afluente.telemetry.metrics import Sample
 from consumers.runtime import status
 from consumers.runtime.core import Core
-from consumers.runtime.poll import Place
+from consumers.runtime.places import Place
 
 _QUERIES = sql.queries("worker_control")
 

@@ -26,7 +26,8 @@ from consumers import (
 )
 from consumers.errors import BadWorker
 from consumers.runtime import testing
-from consumers.runtime.poll import Limits
+from consumers.runtime.parking import in_hand
+from consumers.runtime.places import Limits
 from consumers.runtime.service import WorkerService
 from schemas.topics import RETRY_DELAYS_S
 from tests.consumers.runtime.support import (
@@ -735,10 +736,9 @@ async def test_what_is_in_hand_is_bounded_and_goes_on_when_the_slow_ones_do(data
     rows = produce(topics, [row(organization) for _ in range(1000)])
     gated = Gated()
     async with running(gated, limits=Limits(records=50, bytes=1024 * 1024)) as worker:
-        poller = worker.service._core.poller
-        await asyncio.to_thread(until, lambda: any(place.paused for place in list(poller._places.values())))
+        await worker.of("worker.parked", organization_id=str(organization))
         await asyncio.to_thread(until, lambda: len(gated.calls) == 20)
-        assert sum(place.records for place in list(poller._places.values())) <= 50
+        assert sum(place.records for place in in_hand(worker.service._core.poller.places)) <= 100
         gated.gate.set()
         await worker.of("worker.delivered", count=1000)
         assert await worker.stop()
