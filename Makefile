@@ -4,13 +4,14 @@
 #   make demo         the whole pipeline on this machine, played through; KEEP=1 leaves it running
 #   make test         linters, types, layers, then all tests; ARGS="-k relay" picks some
 #   make test-faults  only the tests that kill things, with the long forms that `make test` leaves out
-#   make load         a steady load through the whole pipeline, with its figures
+#   make load         10,000 events a minute through three workers for 10 minutes; ARGS="--minutes 1" for less
+#   make load-stream  the same rate to the stream's summaries for 1 minute; LOAD_MINUTES=10 for more
 #   make lint         linters, types, layers
 #   make lock         the lock files, after a change of dependencies
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := install
-.PHONY: install demo test test-faults load lint lock clean
+.PHONY: install demo test test-faults load load-stream lint lock clean
 
 # The first of these that this distribution supports; say PYTHON=... for another.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -54,6 +55,9 @@ test-faults: $(STAMP)
 	$(PYTEST) --ignore=tests/load -m "faults or faults_long" $(ARGS)
 
 load: $(STAMP)
+	@$(BIN)/afluente bench load $(ARGS)
+
+load-stream: $(STAMP)
 	$(BIN)/pytest -q -s tests/load $(ARGS)
 
 # After a change of dependencies: both lock files, the image's being the same versions without tools and local servers.

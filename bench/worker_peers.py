@@ -81,10 +81,14 @@ def _faststream() -> list[str | Path]:
 
 LOOP = Program("loop", _loop)
 FASTSTREAM = Program("faststream", _faststream)
-SPRING_1 = Program("spring_1", lambda: _java("spring", "SpringPeer"), {"PEER_THREADS": "1"})
-SPRING_3 = Program("spring", lambda: _java("spring", "SpringPeer"), {"PEER_THREADS": "3"})
-PARALLEL_200 = Program("parallel_200", lambda: _java("parallel", "ParallelPeer"), {"PEER_IN_FLIGHT": "200"})
-PARALLEL_400 = Program("parallel_400", lambda: _java("parallel", "ParallelPeer"), {"PEER_IN_FLIGHT": "400"})
+SPRING_1, SPRING, SPRING_UNNEST = (
+    Program(name, lambda: _java("spring", "SpringPeer"), {"PEER_THREADS": threads, "PEER_SQL": sql})
+    for name, threads, sql in (("spring_1", "1", "json"), ("spring", "3", "json"), ("spring_unnest", "3", "unnest"))
+)
+PARALLEL_200, PARALLEL_400 = (
+    Program(f"parallel_{count}", lambda: _java("parallel", "ParallelPeer"), {"PEER_IN_FLIGHT": str(count)})
+    for count in (200, 400)
+)
 
 
 def build_java(folder: str) -> Path:

@@ -109,19 +109,23 @@ def _event_id(milliseconds: int, number: int) -> bytes:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}".encode()
 
 
+def message(number: int, body: str | None = None) -> dict[str, str]:
+    """A payload of 383 bytes, if `body` makes it no longer; there are 140 different ones."""
+    number %= _BODIES
+    chance = Random(number)
+    return {
+        "direction": "in",
+        "conversation_id": str(UUID(int=chance.getrandbits(128), version=4)),
+        "contact_id": str(UUID(int=chance.getrandbits(128), version=4)),
+        "body": body if body is not None else (BODY * 2)[number : number + 134],
+        "waha_message_id": f"false_55199{10_000_000 + number}@c.us_{number}",
+        "message_id": str(UUID(int=chance.getrandbits(128), version=4)),
+    }
+
+
 @lru_cache(maxsize=4 * _BODIES)
 def _payload(number: int, body: str | None) -> bytes:
-    chance = Random(number)
-    return json.dumps(
-        {
-            "direction": "in",
-            "conversation_id": str(UUID(int=chance.getrandbits(128), version=4)),
-            "contact_id": str(UUID(int=chance.getrandbits(128), version=4)),
-            "body": body if body is not None else (BODY * 2)[number : number + 134],
-            "waha_message_id": f"false_55199{10_000_000 + number}@c.us_{number}",
-            "message_id": str(UUID(int=chance.getrandbits(128), version=4)),
-        }
-    ).encode()
+    return json.dumps(message(number, body), ensure_ascii=False).encode()
 
 
 @lru_cache(maxsize=_BODIES)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
 
 if TYPE_CHECKING:
@@ -144,6 +145,41 @@ def worker(
     )
     _end_with_it()
     _tell(bench.run(plan, dict(os.environ), say), report, format)
+
+
+@app.command()
+def load(
+    rate: Annotated[int, typer.Option("--rate", min=60, help="events a minute")] = 10_000,
+    minutes: Annotated[float, typer.Option("--minutes", min=0.05, help="for so long")] = 10.0,
+    max_lag_s: Annotated[float, typer.Option("--max-lag-s", min=1, help="more than this is too much")] = 30.0,
+    state_dir: Annotated[Path, typer.Option("--state-dir", help="where its servers and logs are while it runs")] = Path(
+        ".afluente/bench"
+    ),
+    keep: Annotated[bool, typer.Option("--keep", help="leave the data and logs there")] = False,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="also write everything to this file as Markdown")
+    ] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Emit at a steady rate, publish, and let three workers keep up; shows their lag meanwhile.
+
+    On a broker and a Postgres of its own, each command a process. Exit status 3: a worker's lag was over the limit, or
+    an event had no effect, or two. JSON keys: bench, machine, versions, settings, figures {flat}, runs {workers, lag},
+    began_at, took_s.
+
+    \b
+    Examples:
+      afluente bench load
+      afluente bench load --rate 10000 --minutes 1 --format json
+    """
+    from bench import load as bench
+
+    plan = bench.Plan(state_dir.absolute() / str(os.getpid()), rate, minutes, max_lag_s, keep)
+    _end_with_it()
+    result = bench.run(plan, dict(os.environ), say)
+    _tell(result, report, format)
+    if not bench.is_well(plan, result.figures):
+        raise typer.Exit(Exit.FOUND)
 
 
 def _tell(result: Result, report: Path | None, format: Format) -> None:

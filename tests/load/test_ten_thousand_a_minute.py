@@ -1,6 +1,6 @@
 """A steady load through the whole pipeline: 10,000 contact events a minute, from the commit to the summary.
 
-Not part of `make test`: `make load`, for one minute; LOAD_MINUTES=10 make load for the ten of the validation plan. It
+Not part of `make test`: `make load-stream`, for one minute; LOAD_MINUTES=10 for the ten of the validation plan. It
 fails when an event is lost or counted twice, and when the pipeline falls behind; it prints the delays it saw.
 """
 
