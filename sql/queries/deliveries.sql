@@ -100,6 +100,14 @@ RETURNING input.i, d.claim;
 -- name: put_off
 -- Deliveries that did not succeed: waiting, blocked or dead, with what went wrong and, where they wait in Postgres, their bytes.
 -- With a claim number the row must still be this process's under that number; without, the caller holds its lock.
+WITH input AS MATERIALIZED (
+    -- The blocked ones are numbered in the order they are given. Numbered by the update they would be in the join's.
+    SELECT given.*, CASE WHEN given.state = 'blocked' THEN nextval('event_delivery_block_order') END AS block_order
+      FROM jsonb_to_recordset(%(items)s::jsonb) AS given (
+           i integer, event_created_at timestamptz, event_id uuid, target text, state text, attempts smallint, due timestamptz,
+           error_class text, error text, failed_at timestamptz, origin_topic text, origin_partition integer,
+           origin_offset bigint, kept_key text, kept_value text, kept_headers jsonb, claim integer)
+)
 UPDATE event_delivery d
    SET state = input.state,
        attempts = input.attempts,
@@ -115,13 +123,10 @@ UPDATE event_delivery d
        kept_key = decode(input.kept_key, 'hex'),
        kept_value = decode(input.kept_value, 'hex'),
        kept_headers = input.kept_headers,
-       block_order = CASE WHEN input.state = 'blocked' THEN nextval('event_delivery_block_order') END,
+       block_order = input.block_order,
        finished_at = CASE WHEN input.state = 'dead' THEN clock_timestamp() END,
        updated_at = clock_timestamp()
-  FROM jsonb_to_recordset(%(items)s::jsonb) AS input (
-       i integer, event_created_at timestamptz, event_id uuid, target text, state text, attempts smallint, due timestamptz,
-       error_class text, error text, failed_at timestamptz, origin_topic text, origin_partition integer,
-       origin_offset bigint, kept_key text, kept_value text, kept_headers jsonb, claim integer)
+  FROM input
  WHERE d.event_created_at = input.event_created_at
    AND d.worker = %(worker)s
    AND d.event_id = input.event_id

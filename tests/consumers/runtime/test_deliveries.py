@@ -223,6 +223,22 @@ async def test_with_ordering_a_later_event_of_the_key_is_blocked_and_released(da
     }
 
 
+async def test_with_ordering_those_blocked_together_go_on_in_their_order(database, item):
+    """A batch blocks many at once; in which order the statement meets their rows is the planner's affair."""
+    who = deliveries(ordered=True)
+    now = whole_ms(datetime.now(UTC))
+    first, behind = item(key="a"), [item(key="a") for _ in range(200)]
+    async with await database.connect_async() as conn:
+        await who.claim(conn, [first], now, timedelta(0), KEEP)
+        await who.put_off(conn, [(first, PutOff("waiting", 1, now, "E", "broke"))], now, locked=True)
+    async with await database.connect_async() as conn:
+        await conn.execute("SET enable_nestloop = off")
+        await conn.execute("SET enable_hashjoin = off")  # a merge join: by the events' random ids
+        assert await who.claim(conn, behind, now, timedelta(0), KEEP) == [Blocked()] * 200
+    rows = database.execute("SELECT event_id FROM event_delivery WHERE state = 'blocked' ORDER BY block_order")
+    assert [event_id for (event_id,) in rows] == [i.event.id for i in behind]
+
+
 @pytest.mark.parametrize("transactional", [True, False])
 async def test_with_ordering_targets_fixed_before_wait_once_and_not_for_themselves(database, item, transactional):
     who = deliveries(transactional=transactional, ordered=True)
