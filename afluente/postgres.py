@@ -30,13 +30,26 @@ SELECT current_setting('role'), coalesce(current_setting('app.organization_id', 
 _ACT_BACK = "SELECT set_config('role', %s, true), set_config('app.organization_id', %s, true)"
 
 
-def conninfo(url: str, *, role: str | None = WORKER_ROLE, application_name: str | None = None) -> str:
-    """`url` with the role (None: the login itself), the application name and a connect timeout put in."""
+def conninfo(
+    url: str,
+    *,
+    role: str | None = WORKER_ROLE,
+    application_name: str | None = None,
+    idle_in_transaction_s: float | None = None,
+) -> str:
+    """`url` with the role (None: the login itself), the application name and a connect timeout put in.
+
+    `idle_in_transaction_s`: the server ends a connection that stands idle in a transaction for so long.
+    """
     options = conninfo_to_dict(url)
     given = str(options.get("options") or "")
     settings: dict[str, Any] = {"connect_timeout": options.get("connect_timeout") or CONNECT_TIMEOUT_S}
     if role is not None:
-        settings["options"] = f"{given} -c role={role}".strip()
+        given = f"{given} -c role={role}".strip()
+    if idle_in_transaction_s is not None:
+        given = f"{given} -c idle_in_transaction_session_timeout={int(idle_in_transaction_s * 1000)}".strip()
+    if given:
+        settings["options"] = given
     if application_name is not None:
         settings["application_name"] = application_name[:63]
     return make_conninfo(url, **settings)
@@ -72,11 +85,12 @@ def pool_async(
     max_size: int = 10,
     application_name: str | None = None,
     autocommit: bool = False,
+    idle_in_transaction_s: float | None = None,
 ) -> AsyncConnectionPool[psycopg.AsyncConnection[tuple[Any, ...]]]:
     """A closed pool: open it with `async with pool:`. A connection is checked before it is handed out, so that a server
     that was restarted costs one reconnect and no failed transaction."""
     return AsyncConnectionPool(
-        conninfo(url, role=role, application_name=application_name),
+        conninfo(url, role=role, application_name=application_name, idle_in_transaction_s=idle_in_transaction_s),
         min_size=min_size,
         max_size=max_size,
         open=False,

@@ -315,9 +315,9 @@ class Core:
 
 
 def is_away(error: BaseException, conn: Connection | None) -> bool:
-    """Postgres is not there, went away, or ended the transaction for another's sake (class 40: a deadlock): nobody's
-    fault here, and nothing was committed."""
-    if isinstance(error, (PoolTimeout, PoolClosed)):
+    """Postgres is not there, went away, or ended the transaction for another's sake (class 40: a deadlock; or this
+    process stood still in it): nobody's fault here, and nothing was committed."""
+    if isinstance(error, (PoolTimeout, PoolClosed, psycopg.errors.IdleInTransactionSessionTimeout)):
         return True
     if isinstance(error, psycopg.OperationalError):
         state = error.sqlstate or ""

@@ -58,7 +58,12 @@ async def run(workers: Sequence[Worker], settings: WorkerSettings, *, log_record
     name = "+".join(worker.name for worker in workers)
     async with AsyncExitStack() as stack:
         pool = pool_async(
-            settings.postgres.dsn, max_size=_POOL_PER_WORKER * len(workers), application_name=f"afluente {name}"
+            settings.postgres.dsn,
+            max_size=_POOL_PER_WORKER * len(workers),
+            application_name=f"afluente {name}",
+            # A process that stands still in a transaction holds its locks: whoever has its partitions now waits for
+            # them. A handler is cut off before that by its own timeout.
+            idle_in_transaction_s=max(runtime.takeover_s, *(worker.policy.timeout_s for worker in workers)),
         )
         await stack.enter_async_context(pool)
         services = [
