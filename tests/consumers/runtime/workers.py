@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 
 from afluente.telemetry import get_logger
 from consumers import BatchWorker, ExternalWorker, Policy, Reject, TransactionalWorker
@@ -84,3 +85,15 @@ class Patient(ExternalWorker):
 
     async def record(self, delivery, result, ctx):
         await write_effect(ctx.connection, delivery)
+
+
+class Blocking(TransactionalWorker):
+    """Blocks the event loop, as no handler may, until a file appears."""
+
+    name = "blocking-worker"
+    event_types = RECEIVED
+
+    async def handle(self, delivery, ctx):
+        get_logger(__name__).info("test.blocking")
+        while not os.path.exists(os.environ["GATE"]):
+            threading.Event().wait(0.02)
