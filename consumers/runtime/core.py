@@ -54,6 +54,10 @@ UNFIT = (psycopg.DataError, psycopg.errors.ProgramLimitExceeded, UnicodeError)
 """Those of them that come of the record alone, whatever the handler does."""
 
 
+LIMITED = ("RateLimited", "CircuitOpen")
+"""The error class of what was put off without a failure of its own: for its rate, for its destination's breaker."""
+
+
 class Separate(Exception):
     """A batch failed: do it again, each delivery by itself."""
 
@@ -197,7 +201,7 @@ class Core:
                 return
             outcome = put_off = self.judge.outcome(item, error)
             await self.deliveries.put_off(conn, [(item, put_off)], now, locked=True)
-            if self.deliveries.ordered and put_off.state == "dead":
+            if self.deliveries.ordered and put_off.is_over:
                 await self.deliveries.release_keys(conn, [item.key], now)
 
         try:
@@ -293,20 +297,23 @@ class Core:
     def say_retried(self, item: Item, outcome: PutOff) -> None:
         due = outcome.due.isoformat() if outcome.due else None
         snoozed = outcome.attempts < item.attempt
+        limited = outcome.error_class in LIMITED
         if snoozed:
             self.figures.snoozed += 1
         else:
             self.figures.retried += 1
         self.say(
-            "worker.snoozed" if snoozed else "worker.retried",
+            "worker.put_off" if limited else "worker.snoozed" if snoozed else "worker.retried",
+            level="debug" if limited else "info",
             **self.fields(item),
             next_attempt_at=due,
-            error=outcome.error,
+            error=outcome.error_class if limited else outcome.error,
         )
 
     def say_dead(self, item: Item, outcome: PutOff) -> None:
         self.figures.dead += 1
-        self.say("worker.dead", level="warning", **self.fields(item), error=outcome.error, next_attempt_at=None)
+        name = "worker.dead" if outcome.state == "dead" else "worker.needs_review"
+        self.say(name, level="warning", **self.fields(item), error=outcome.error, next_attempt_at=None)
 
     def say_taken_over(self, item: Item, outcome: Outcome) -> None:
         if isinstance(outcome, Run) and outcome.taken_over_from is not None:

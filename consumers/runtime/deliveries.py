@@ -9,7 +9,7 @@ comes; where a person has edited the event, no record runs but the edited one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -45,6 +45,16 @@ class Item:
     first_failure_at: datetime | None = None
     known: bool = False
     """Its row was written when the targets were fixed."""
+    # of external deliveries, by `admission`
+    unknown: bool = False
+    """A call of it may have been made, and what came of it is not known."""
+    destination: str | None = None
+    probe: int | None = None
+    """It tries whether its destination can be called again; the number says which time."""
+    window: tuple[float, float] | None = None
+    """When its call may begin, from and until, by the event loop's clock; None: at any time."""
+    back_at: datetime | None = None
+    """It waits in memory until then, as its row says."""
 
     @property
     def place(self) -> dict[str, Any]:
@@ -134,9 +144,6 @@ class Blocked:
     """An earlier delivery of its key is unfinished; it waits in Postgres behind it."""
 
 
-Verdict: TypeAlias = Run | Duplicate | ProduceAgain | BuryAgain | Early | Held | Blocked
-
-
 def decide(
     row: Row, mark: RetryMark | None, now: datetime, process: UUID, again: int = 0, *, foreign: bool = False
 ) -> Verdict:
@@ -178,7 +185,7 @@ def decide(
             # it cannot be running here.
             lost = row.claimed_by if row.claimed_by != process else None
             return Run(following, row.generation, row.first_failure_at, taken_over_from=lost)
-        case "dead" if not row.buried and (mark is None or mark.attempt >= row.attempts):
+        case "dead" | "needs_review" if not row.buried and (mark is None or mark.attempt >= row.attempts):
             return BuryAgain(row.attempts, row.generation, row.first_failure_at, row.error_class, row.last_error)
         case _:
             return Duplicate()
@@ -189,13 +196,23 @@ class PutOff:
     """How a run that did not succeed is recorded."""
 
     state: str
-    """waiting, blocked or dead"""
+    """waiting, blocked, dead or needs_review"""
     attempts: int
     due: datetime | None = None
     error_class: str | None = None
     error: str | None = None
     keep: bool = False
     """Its bytes wait in Postgres."""
+
+    @property
+    def is_over(self) -> bool:
+        """It is a dead letter, or for people to review: what waits behind its key goes on."""
+        return self.state in ("dead", "needs_review")
+
+
+Verdict: TypeAlias = Run | Duplicate | ProduceAgain | BuryAgain | Early | Held | Blocked | PutOff
+Limit: TypeAlias = Callable[[Connection, Sequence[Item], list[Verdict]], Awaitable[None]]
+"""Puts off some of those that are to run: their verdict becomes `PutOff`, or `Early` where they wait in memory."""
 
 
 class Deliveries:
@@ -210,13 +227,19 @@ class Deliveries:
         self._sql: Mapping[str, str] = sql.queries("deliveries")
 
     async def claim(
-        self, conn: Connection, items: Sequence[Item], now: datetime, delay: timedelta, keep_beyond: timedelta
+        self,
+        conn: Connection,
+        items: Sequence[Item],
+        now: datetime,
+        delay: timedelta,
+        keep_beyond: timedelta,
+        limit: Limit | None = None,
     ) -> list[Verdict]:
         """Decide for each item (no two of the same delivery) and write it: those to `Run` are taken in this
         transaction.
 
         `delay` is the policy's; first sights that are not due are made to wait, in Postgres if longer than
-        `keep_beyond`.
+        `keep_beyond`. `limit` puts off what may not be called now.
         """
         verdicts: list[Verdict | None] = [None] * len(items)
         if self.ordered:
@@ -238,6 +261,10 @@ class Deliveries:
                 foreign = row.edited is not None and row.edited != sha256(item.record.value or b"").digest()
                 verdicts[row.i] = decide(row, item.mark, now, self.process, item.record.again, foreign=foreign)
                 item.claim = row.claim
+                if item.back_at is not None and (row.state, row.next_attempt_at) == ("waiting", item.back_at):
+                    # it waited here in memory, and nobody touched it meanwhile
+                    following = Run(row.attempts + 1, row.generation, row.first_failure_at)
+                    verdicts[row.i] = following if item.back_at <= now else Early(item.back_at)
         # Retry records without a row: replayed to this worker, or of a month whose rows are gone.
         missing = {i for i, verdict in enumerate(verdicts) if verdict is None}
         if missing:
@@ -251,6 +278,8 @@ class Deliveries:
             await self._put_off_known(conn, items, decided, now, delay, keep_beyond)
         if self.ordered:
             await self._block(conn, items, decided, in_line)
+        if limit is not None:
+            await limit(conn, items, decided)
         await self._take(conn, items, decided, [i for i in seen if isinstance(decided[i], Run)])
         for item, verdict in zip(items, decided, strict=True):
             if isinstance(verdict, Run):

@@ -1,8 +1,8 @@
 """Deliveries that call the world outside: claimed and committed, called outside any transaction, recorded.
 
 What must stay true: the claim is committed before the call; an outcome is recorded only while the claim is ours, in one
-transaction with the worker's own part of it; a lane goes on when its outcome is recorded. Calls that came back while
-the last transaction was under way share the next one.
+transaction with the worker's own part of it; a lane goes on when its outcome is recorded; a call begins within its
+`window`, or not at all. Calls that came back while the last transaction was under way share the next one.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+import schemas
 from afluente import faults
 from afluente.postgres import act_for
+from consumers.runtime.admission import RATE_LIMITED, Admission, Told
 from consumers.runtime.context import HandlerContext
 from consumers.runtime.core import FAULTY, Core, Separate, by_organization, is_away, savepoint
 from consumers.runtime.deliveries import Connection, Duplicate, Item, PutOff, Run
-from consumers.runtime.judging import KEEP_BEYOND, Done, Outcome, describe
+from consumers.runtime.judging import KEEP_BEYOND, Done, Outcome, describe, kind
 from consumers.runtime.lanes import Taken
 from consumers.runtime.settling import Settling
-from consumers.worker import ExternalWorker, Reject, Snooze
+from consumers.worker import ExternalWorker, NotMade, Reject, Snooze, Unknown
 
 _GROUP_COMMIT = 500
 
@@ -38,6 +40,15 @@ class _Called:
     error: BaseException | None = None
     untold: bool = False
     """Recording it failed at the commit with the worker's own part in it: it is recorded without that."""
+    undecided: bool = False
+    """`lookup` says that it cannot be told."""
+
+
+class _Late(Snooze):
+    """The moment that the call was given has passed: it is not made."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
 
 
 class External:
@@ -45,6 +56,8 @@ class External:
 
     def __init__(self, core: Core, settling: Settling) -> None:
         self._core, self._settling = core, settling
+        self._admission = Admission(core)
+        self._told = Told()
         self._called: list[_Called] = []
         self._recording = False
         self._record_work = asyncio.Event()
@@ -125,9 +138,14 @@ class External:
     ) -> list[Outcome]:
         assert isinstance(self._core.worker, ExternalWorker)
         now = self._core.clock.now()
+        limit = self._admission.admit if self._admission.is_wanted else None
         outcomes: list[Outcome] = [
-            *await self._core.deliveries.claim(conn, items, now, self._core.policy.delay, KEEP_BEYOND)
+            *await self._core.deliveries.claim(conn, items, now, self._core.policy.delay, KEEP_BEYOND, limit)
         ]
+        if self._core.deliveries.ordered:
+            over = [i.key for i, o in zip(items, outcomes, strict=True) if isinstance(o, PutOff) and o.is_over]
+            if over:
+                await self._core.deliveries.release_keys(conn, over, now)
         failed: list[tuple[Item, PutOff]] = []
         runs = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Run)]
         for i in runs:
@@ -148,12 +166,14 @@ class External:
                             raise
                         if not separate:
                             raise Separate from error
-                        outcomes[i] = put_off = self._core.judge.outcome(item, error)
+                        outcomes[i] = put_off = self._judged(item, error)
                         failed.append((item, put_off))
         if failed:
             await self._core.deliveries.put_off(conn, failed, now, locked=True)
             if self._core.deliveries.ordered:
-                await self._core.deliveries.release_keys(conn, [i.key for i, o in failed if o.state == "dead"], now)
+                await self._core.deliveries.release_keys(conn, [i.key for i, o in failed if o.is_over], now)
+            # no call: it says nothing about the destination, and what was the probe makes room for another
+            await self._admission.came_back(conn, [(item, o, None) for item, o in failed], Told())
         return outcomes
 
     async def _call(self, lane: tuple[Any, str], item: Item, prepared: Any) -> None:
@@ -161,9 +181,7 @@ class External:
         called = _Called(lane, item, prepared)
         began = time.perf_counter()
         try:
-            faults.point("worker.in_handler")
-            async with asyncio.timeout(self._core.policy.timeout_s):
-                called.result = await self._core.worker.call(self._core.delivery(item), prepared)
+            await self._look_up_or_call(self._core.worker, called)
         except asyncio.CancelledError as error:
             if self._core.abandoned:
                 raise
@@ -174,6 +192,48 @@ class External:
         self._core.figures.handler_s.add(time.perf_counter() - began)
         self._called.append(called)
         self._record_work.set()
+
+    async def _look_up_or_call(self, worker: ExternalWorker, called: _Called) -> None:
+        """One run. Where a call may have been made, and is not to be made blindly, `lookup` says what became of it."""
+        item, timeout_s = called.item, self._core.policy.timeout_s
+        delivery = self._core.delivery(item)
+        if item.unknown:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    called.result = await worker.lookup(delivery, called.prepared)
+                return
+            except NotMade:
+                item.unknown = False
+            except Unknown:
+                called.undecided = True
+                raise
+        if item.window is not None:
+            begin, end = item.window
+            if (wait_s := begin - self._core.loop.time()) > 0:
+                await asyncio.sleep(wait_s)
+            if self._core.loop.time() > end:
+                raise _Late
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                faults.point("worker.in_handler")
+                called.result = await worker.call(delivery, called.prepared)
+                faults.point("worker.after_call")
+        except (Exception, asyncio.CancelledError) as error:
+            cut = limit.expired() or isinstance(error, (Unknown, asyncio.CancelledError))
+            item.unknown = cut and worker.resend != "safe"
+            raise
+
+    def _judged(self, item: Item, error: BaseException, undecided: bool = False) -> PutOff:
+        """What a failed run means; where a call may have been made that must not be made again, people decide."""
+        outcome = self._core.judge.outcome(item, error)
+        if isinstance(error, _Late):
+            return replace(outcome, error_class=RATE_LIMITED)
+        worker = self._core.worker
+        assert isinstance(worker, ExternalWorker)
+        final = isinstance(error, (Reject, schemas.SchemaError, *self._core.policy.reject_on))
+        if item.unknown and (undecided or worker.resend == "never" or (outcome.state == "dead" and not final)):
+            return PutOff("needs_review", item.attempt, None, kind(error), describe(error))
+        return outcome
 
     async def loop(self) -> None:
         """Group commit: whatever came back while the last transaction was under way shares the next one."""
@@ -207,8 +267,13 @@ class External:
                     return
                 if batch[0].untold:
                     raise
+                if batch[0].error is None:
+                    batch[0].item.unknown = self._is_delicate
                 batch[0].error, batch[0].untold = batch[0].error or error, True
         faults.point("worker.after_commit")
+        for name, words in self._told.words:
+            self._core.say(name, level="warning", **words)
+        self._told.words.clear()
         delivered = []
         for called, outcome in zip(batch, outcomes, strict=True):
             self._core.release(called.lane)
@@ -222,7 +287,7 @@ class External:
         assert isinstance(self._core.worker, ExternalWorker)
         now = self._core.clock.now()
         outcomes: list[Outcome] = [
-            Done(called.result) if called.error is None else self._core.judge.outcome(called.item, called.error)
+            Done(called.result) if called.error is None else self._judged(called.item, called.error, called.undecided)
             for called in batch
         ]
         await self._lock_recorded(conn, batch)
@@ -247,14 +312,14 @@ class External:
             if is_away(error, conn):
                 raise
             raise Separate from error
-        await self._release_recorded(conn, batch, outcomes, now)
+        await self._recorded(conn, batch, outcomes, now)
         return outcomes
 
     async def _record_separately(self, conn: Connection, batch: list[_Called]) -> list[Outcome]:
         now = self._core.clock.now()
         await self._lock_recorded(conn, batch)
         outcomes = [await self._record_one(conn, called, now) for called in batch]
-        await self._release_recorded(conn, batch, outcomes, now)
+        await self._recorded(conn, batch, outcomes, now)
         return outcomes
 
     async def _record_one(self, conn: Connection, called: _Called, now: datetime) -> Outcome:
@@ -275,7 +340,8 @@ class External:
                     raise
                 # The call was made and cannot be recorded: an attempt; the call comes again with the same key.
                 error = called.error = failure
-        outcome = self._core.judge.outcome(item, error)
+                item.unknown = self._is_delicate
+        outcome = self._judged(item, error, called.undecided)
         try:
             async with conn.transaction():
                 if not await self._core.deliveries.put_off(conn, [(item, outcome)], now, locked=False):
@@ -328,14 +394,25 @@ class External:
         if self._core.deliveries.ordered:
             await self._core.deliveries.lock_keys(conn, [called.item.key for called in batch])
 
-    async def _release_recorded(
+    @property
+    def _is_delicate(self) -> bool:
+        worker = self._core.worker
+        return isinstance(worker, ExternalWorker) and worker.resend != "safe"
+
+    async def _recorded(
         self, conn: Connection, batch: list[_Called], outcomes: Sequence[Outcome], now: datetime
     ) -> None:
+        """The rest of the record's transaction: what depends on these deliveries, and on how their calls went."""
+        calls = list(zip(batch, outcomes, strict=True))
+        await self._admission.note_unknown(conn, [c.item for c, o in calls if isinstance(o, PutOff) and not o.is_over])
+        await self._admission.came_back(
+            conn, [(c.item, o, c.error) for c, o in calls if isinstance(o, (Done, PutOff))], self._told
+        )
         if self._core.deliveries.ordered:
             over = [
                 called.item.key
-                for called, outcome in zip(batch, outcomes, strict=True)
-                if isinstance(outcome, Done) or (isinstance(outcome, PutOff) and outcome.state == "dead")
+                for called, outcome in calls
+                if isinstance(outcome, Done) or (isinstance(outcome, PutOff) and outcome.is_over)
             ]
             if over and await self._core.deliveries.release_keys(conn, over, now):
                 self._core.keep_work.set()

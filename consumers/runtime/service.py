@@ -337,6 +337,11 @@ def check(worker: Worker) -> None:
     for base, method in ((TransactionalWorker, "handle"), (BatchWorker, "handle_batch"), (ExternalWorker, "call")):
         if isinstance(worker, base) and getattr(type(worker), method) is getattr(base, method):
             raise BadWorker(f"{name} has no {method}: every delivery would fail")
+    if isinstance(worker, ExternalWorker):
+        if worker.resend == "lookup" and type(worker).lookup is ExternalWorker.lookup:
+            raise BadWorker(f'{name} has no lookup: with resend = "lookup" it says what became of a call')
+    elif worker.policy.rate or worker.policy.breaker:
+        raise BadWorker(f"{name}: rates and breakers are for calls; use ExternalWorker")
     if not worker.event_types:
         raise BadWorker(f"{name} takes no event types")
     if isinstance(worker, BatchWorker) and worker.policy.ordering == "key":

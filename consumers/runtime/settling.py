@@ -86,7 +86,7 @@ class Settling:
             case ProduceAgain():
                 await self._produce_retry(item, outcome)
                 self._core.settled(item)
-            case PutOff(state="dead"):
+            case PutOff(state="dead" | "needs_review"):
                 self._core.say_dead(item, outcome)
                 dead = BuryAgain(
                     outcome.attempts, item.generation, item.first_failure_at, outcome.error_class, outcome.error

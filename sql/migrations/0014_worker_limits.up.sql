@@ -38,5 +38,5 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON worker_breaker TO afluente_worker;
 
 -- The moment that the call of a waiting delivery was given: it asks for no other while that is not over.
 ALTER TABLE event_delivery ADD COLUMN rate_at timestamptz;
--- A call of it may have been made, and nobody recorded what came of it.
-ALTER TABLE event_delivery ADD COLUMN outcome_unknown boolean NOT NULL DEFAULT false;
+-- The life (generation) of the delivery in which a call of it may have been made, and nobody recorded what came of it.
+ALTER TABLE event_delivery ADD COLUMN unknown_generation integer;

@@ -198,7 +198,7 @@ UPDATE event_delivery
    AND worker = %(worker)s
    AND event_id = %(event_id)s
    AND target = %(target)s
-   AND state = 'dead';
+   AND state IN ('dead', 'needs_review');
 
 -- name: due_kept
 -- What waits in Postgres and is due, and what died while it waited: its record comes back, and becomes a dead letter.
@@ -276,11 +276,12 @@ SELECT d.event_created_at, d.event_id, d.target, d.claimed_by,
    FOR UPDATE OF d SKIP LOCKED;
 
 -- name: take_over
--- An orphaned claim waits again, due at once, its record kept with it.
+-- An orphaned claim waits again, due at once, its record kept with it. Its call may have been made.
 UPDATE event_delivery
    SET state = 'waiting',
        claimed_by = NULL,
        next_attempt_at = %(now)s,
+       unknown_generation = generation,
        kept_key = %(kept_key)s,
        kept_value = %(kept_value)s,
        kept_headers = %(kept_headers)s::jsonb,

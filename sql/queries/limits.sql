@@ -1,6 +1,29 @@
 -- Rates and breakers of external workers, as consumers/runtime/admission.py asks for them. The server's clock counts, so
 -- that members whose clocks differ keep one rate.
 
+-- name: read_marks
+-- What is noted of deliveries that were seen before, locked by the claim: did they wait here already, and may a call have
+-- been made of which nobody knows what came? So it is where one was claimed, and never recorded.
+SELECT input.i, d.error_class IS NOT NULL AS waited, extract(epoch FROM d.rate_at)::float8,
+       COALESCE(d.unknown_generation = d.generation, false) AS marked, d.state = 'claimed' AND d.claim > 0 AS begun
+  FROM jsonb_to_recordset(%(items)s::jsonb) AS input (i integer, event_created_at timestamptz, event_id uuid, target text)
+  JOIN event_delivery d
+    ON d.event_created_at = input.event_created_at
+   AND d.worker = %(worker)s
+   AND d.event_id = input.event_id
+   AND d.target = input.target;
+
+-- name: write_marks
+UPDATE event_delivery d
+   SET rate_at = to_timestamp(input.moment),
+       unknown_generation = CASE WHEN input.unknown THEN d.generation END
+  FROM jsonb_to_recordset(%(items)s::jsonb) AS input (
+       event_created_at timestamptz, event_id uuid, target text, moment float8, unknown boolean)
+ WHERE d.event_created_at = input.event_created_at
+   AND d.worker = %(worker)s
+   AND d.event_id = input.event_id
+   AND d.target = input.target;
+
 -- name: lock_buckets
 -- The buckets, made at first sight, locked until the end of the transaction; and the time, in seconds since the epoch.
 INSERT INTO worker_rate AS r (worker, organization_id, bucket)

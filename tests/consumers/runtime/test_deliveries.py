@@ -61,7 +61,9 @@ def mark(attempt, generation=0, due=DUE):
         (ROW._replace(state="dead"), mark(2), BuryAgain(2, 0, None, "E", "text")),
         (ROW._replace(state="dead"), mark(1), Duplicate()),
         (ROW._replace(state="dead", buried=True), None, Duplicate()),
-        *((ROW._replace(state=state), None, Duplicate()) for state in ("done", "skipped", "discarded", "needs_review")),
+        *((ROW._replace(state=state), None, Duplicate()) for state in ("done", "skipped", "discarded")),
+        (ROW._replace(state="needs_review"), None, BuryAgain(2, 0, None, "E", "text")),
+        (ROW._replace(state="needs_review", buried=True), None, Duplicate()),
         (ROW._replace(state="blocked", kept=True), None, Duplicate()),
         (ROW._replace(state="done"), mark(3), Duplicate()),
     ],
@@ -85,7 +87,7 @@ def test_what_a_record_means_for_a_delivery_seen_before(row, its_mark, expected)
         # open ones run anyway; people's ones are theirs
         (ROW, None, 7, ProduceAgain(3, 0, NOW, None, "E", "text")),
         (ROW._replace(state="claimed", claimed_by=OTHER, owned=True), None, 7, Held()),
-        *((ROW._replace(state=state), None, 7, Duplicate()) for state in ("discarded", "needs_review")),
+        *((ROW._replace(state=state, buried=True), None, 7, Duplicate()) for state in ("discarded", "needs_review")),
         (ROW._replace(state="skipped"), None, 7, Run(1, 1, again=True)),
     ],
 )

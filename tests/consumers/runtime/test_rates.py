@@ -1,7 +1,11 @@
 """No window has more calls than the rate allows, whoever asks when and however late they come."""
 
+import asyncio
 import heapq
 import itertools
+import time
+from collections import Counter, defaultdict
+from uuid import uuid4
 
 import pytest
 from hypothesis import example, given, settings
@@ -10,6 +14,19 @@ from hypothesis import strategies as st
 from consumers import Policy, Rate
 from consumers.runtime import rates
 from consumers.runtime.rates import Answer, Ask, Bucket, answer
+from schemas.topics import partition_of
+from tests.consumers.runtime.limited_workers import Metered
+from tests.consumers.runtime.support import (
+    MESSAGE,
+    PARTITIONS,
+    create_topics,
+    effects,
+    organizations_everywhere,
+    produce,
+    row,
+    states,
+    until,
+)
 
 RATES = st.integers(1, 12).flatmap(
     lambda count: st.builds(
@@ -112,3 +129,110 @@ def test_a_moment_is_good_until_the_slack_is_over():
 def test_a_rate_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match="rate needs"):
         Policy(rate=Rate(**({"count": 10, "per_s": 1.0} | wrong)))
+
+
+# On real servers
+
+
+def received(organization, body="oi", entity=None):
+    return row(organization, payload=MESSAGE | {"body": body}, entity_id=entity)
+
+
+def by_organization(calls):
+    times = defaultdict(list)
+    for at, organization, _ in calls:
+        times[organization].append(at)
+    return times
+
+
+@pytest.mark.parametrize("near_s", [rates.NEAR_S, 0.05])
+async def test_the_rate_holds_over_two_members_a_restart_and_failures(database, topics, running, monkeypatch, near_s):
+    """With 0.05 s all but the nearest wait durably, and come back through a retry topic."""
+    monkeypatch.setattr(rates, "NEAR_S", near_s)
+    monkeypatch.setattr(rates, "LEAD_S", 0.2)
+    organizations = organizations_everywhere(database, 3)
+    first, second = Metered(), Metered()
+    create_topics(topics, Metered.name)
+    rows = [received(organizations[n % 3], "fail" if n < 15 else "oi") for n in range(90)]
+    async with running(first, backoff_scale=0.001) as member:
+        produce(topics, rows[:45])
+        await member.of("worker.delivered", count=10)
+        assert await member.stop()
+    async with running(first, backoff_scale=0.001) as member, running(second, backoff_scale=0.001) as other:
+        produce(topics, rows[45:])
+        await asyncio.to_thread(until, lambda: states(database, Metered.name) == {"done": 90}, 30)
+        assert await member.stop()
+        assert await other.stop()
+    calls = by_organization(first.calls + second.calls)
+    assert sum(map(len, calls.values())) == 105  # a retry is a call
+    for times in calls.values():
+        assert most_in_a_window(times, 1.0) <= 20
+    assert Counter(e for e, *_ in effects(database)) == dict.fromkeys([r.id for r in rows], 1)
+    attempts = database.execute("SELECT attempts, count(*) FROM event_delivery GROUP BY 1 ORDER BY 1")
+    assert attempts == [(1, 75), (2, 15)]  # waiting used none
+
+
+class Thirty(Metered):
+    policy = Policy(rate=Rate(30, 60, burst=10), concurrency=20)
+
+
+async def test_one_at_its_limit_holds_no_place_and_another_on_its_partition_flows(database, topics, running):
+    await other_flows(database, topics, running, 1500)
+
+
+@pytest.mark.faults_long
+async def test_with_10_000_of_one_ahead_anothers_10_are_done_within_seconds(database, topics, running):
+    await other_flows(database, topics, running, 10_000)
+
+
+async def other_flows(database, topics, running, count):
+    a, b = database.organization("a"), database.organization("b")
+    while partition_of(b, PARTITIONS) != partition_of(a, PARTITIONS):
+        b = database.organization("b")
+    create_topics(topics, Thirty.name)
+    worker = Thirty()
+    produce(topics, [received(a) for _ in range(count)])
+    async with running(worker) as member:
+        await member.of("worker.delivered", organization_id=str(a))
+        began = time.monotonic()
+        [*_, last] = [*await asyncio.to_thread(produce, topics, [received(b) for _ in range(10)])]
+        await member.of("worker.delivered", count=10, organization_id=str(b))
+        took = time.monotonic() - began
+        await asyncio.to_thread(
+            until, lambda: states(database, Thirty.name).get("waiting", 0) + len(worker.calls) == count + 10, 60
+        )
+        calls = by_organization(worker.calls)
+        assert await member.stop()
+    assert took < 10
+    assert len(calls[str(b)]) == 10
+    assert 10 <= len(calls[str(a)]) <= 30
+    assert last.id in {event for event, *_ in effects(database)}
+    # what waits is durable, and used no attempt
+    waiting = database.execute("SELECT max(attempts), min(error_class) FROM event_delivery WHERE state = 'waiting'")
+    assert waiting == [(0, "RateLimited")]
+
+
+class Keyed(Metered):
+    name = "keyed-worker"
+    policy = Policy(rate=Rate(4, 0.5, by="key"), ordering="key")
+
+
+async def test_each_key_has_its_rate_and_its_order(database, topics, running):
+    organization = database.organization()
+    create_topics(topics, Keyed.name)
+    keys = [uuid4() for _ in range(3)]
+    worker = Keyed()
+    rows = [received(organization, entity=keys[n % 3]) for n in range(24)]
+    async with running(worker) as member:
+        produce(topics, rows)
+        await member.of("worker.delivered", count=24, timeout=40)
+        assert await member.stop()
+    for key in keys:
+        wanted = [r.id for r in rows if r.entity_id == key]
+        assert [e for e, *_ in effects_of(database, key)] == wanted
+        times = [at for at, _, event in worker.calls if event in set(map(str, wanted))]
+        assert most_in_a_window(times, 0.5) <= 4
+
+
+def effects_of(database, key):
+    return database.execute("SELECT event_id FROM public.effect WHERE key = %s ORDER BY number", [str(key)])
