@@ -22,7 +22,7 @@ import schemas
 import sql
 from afluente import faults
 from afluente.settings import KafkaSettings
-from consumers.dead_letters.letters import Letter, Undecodable, described, records_of
+from consumers.dead_letters.letters import Letter, Undecodable, described, described_event, records_of
 from consumers.dead_letters.sending import Copies, Copy, Outcome, Pace
 from consumers.runtime import records
 from consumers.runtime.records import Record
@@ -267,7 +267,7 @@ def _whole(record: Record | None) -> dict[str, Any]:
     if record is None:
         return {"key_base64": None, "value_base64": None, "headers": [], "event": None}
     try:
-        event = schemas.decode(record.value or b"")
+        event = described_event(schemas.decode(record.value or b""))
     except schemas.SchemaError:
         event = None
     return {

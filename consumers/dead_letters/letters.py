@@ -200,6 +200,20 @@ def described(letter: Letter | Undecodable) -> dict[str, Any]:
     }
 
 
+def described_event(event: schemas.Event) -> dict[str, Any]:
+    """An event as an object of JSON."""
+    return {
+        "id": event.id,
+        "organization_id": event.organization_id,
+        "event_type": event.event_type,
+        "entity_kind": event.entity_kind,
+        "entity_id": event.entity_id,
+        "payload": event.payload,
+        "metadata": event.metadata,
+        "created_at": event.created_at,
+    }
+
+
 def history_of(conn: Connection[Any], letter: Letter | Undecodable) -> list[dict[str, Any]]:
     """What people did with it, the first first: at, by, action, details."""
     name = "history" if isinstance(letter, Letter) else "history_of_undecodable"

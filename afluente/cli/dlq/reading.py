@@ -141,7 +141,7 @@ def show_(
             row["event"] = row["value_hex"] = None
             if record is not None:
                 try:
-                    row["event"] = schemas.decode(record.value or b"")
+                    row["event"] = dead_letters.described_event(schemas.decode(record.value or b""))
                 except schemas.SchemaError:
                     row["value_hex"] = (record.value or b"").hex()
             rows.append(row)
