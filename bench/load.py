@@ -138,9 +138,7 @@ def _work(prefix: str) -> Work:
 def _start(servers: Servers, url: str, prefix: str, ending: ExitStack) -> list[Process]:
     processes = [servers.relay(url, prefix, "load-relay")]
     ending.callback(lambda: [process.kill() for process in processes])
-    processes += [
-        ours.start(servers, url, _work(prefix), f"load-{ours.name}", lambda line: None) for ours in WORKERS
-    ]
+    processes += [ours.start(servers, url, _work(prefix), f"load-{ours.name}", lambda line: None) for ours in WORKERS]
     processes[0].wait_for("relay.ready", timeout=90)
     for process in processes[1:]:
         process.wait_for("worker.ready", timeout=90)

@@ -187,9 +187,7 @@ def _bad_record(plan: Plan, servers: Servers, result: Result, said: Callable[[st
             if number:  # the first of each is for warming up
                 found[case].append(item)
                 said(f"{Part.bad_record} {number}/{plan.runs} {case}: {item.per_s:,.0f}/s")
-    result.runs[Part.bad_record] = [
-        {"case": case, **as_row(item)} for case, items in found.items() for item in items
-    ]
+    result.runs[Part.bad_record] = [{"case": case, **as_row(item)} for case, items in found.items() for item in items]
     result.figures["bad_record_batch_cost"] = median(
         clean.per_s / bad.per_s for clean, bad in zip(found["clean"], found["bad"], strict=True)
     )

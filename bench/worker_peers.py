@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from afluente.local import cache
 from afluente.local.errors import LocalError
-from afluente.local.kafka import fetch_jars, find_java
+from afluente.local.kafka import fetch_jars, find_java, java_version
 from afluente.local.processes import Line, Process
 from bench.rows import EVENT_TYPE
 from bench.servers import Servers
@@ -133,4 +133,5 @@ def build_faststream() -> Path:
 def versions(peers: Iterable[str]) -> dict[str, str]:
     """Of the packages of these peers."""
     chosen = set(peers)
-    return {package: VERSIONS[package] for peer, package in _PACKAGES.items() if peer in chosen}
+    found = {package: VERSIONS[package] for peer, package in _PACKAGES.items() if peer in chosen}
+    return found | ({"java": str(java_version(find_java()))} if chosen & {"spring", "parallel"} else {})

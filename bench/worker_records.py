@@ -58,9 +58,7 @@ def rows(
     chance = Random("entities")
     of_entity = [UUID(int=chance.getrandbits(128), version=4) for _ in range(entities)]
     began_at = datetime.now(UTC)
-    template = RawRow.of(
-        Row(1, UUID(int=0), UUID(int=0), EVENT_TYPE, ENTITY_KIND, UUID(int=0), b"{}", b"{}", began_at)
-    )
+    template = RawRow.of(Row(1, UUID(int=0), UUID(int=0), EVENT_TYPE, ENTITY_KIND, UUID(int=0), b"{}", b"{}", began_at))
     keys = [str(organization).encode() for organization in of]
     entity_texts = [str(entity).encode() for entity in of_entity]
     milliseconds = time.time_ns() // 1_000_000

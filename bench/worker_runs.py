@@ -14,7 +14,13 @@ from datetime import datetime
 from typing import Any, Protocol
 
 import psycopg
-from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from afluente import kafka
@@ -29,6 +35,7 @@ READY_WITHIN_S = 90.0
 LOOK_EVERY_S = 0.05
 STALLED_AFTER_S = 90.0
 STOP_WITHIN_S = 60.0
+FORGET_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -182,6 +189,7 @@ def at_work(
     label = label.replace("-", "_")
     url = servers.database(label)
     process: Process | None = None
+    complete = False
     try:
         worker_effects.make(url)
         servers.checkpoint()
@@ -190,11 +198,13 @@ def at_work(
         started.pid = process.pid
         with psycopg.connect(url, autocommit=True) as conn:
             yield process, conn, started
+        complete = True
     finally:
         if process is not None:
             process.kill()
         servers.drop(label)
-        _forget(kafka.admin(servers.settings()), peer.group(work))
+        if complete:  # else what went wrong is to be heard, and the servers end anyway
+            _forget(kafka.admin(servers.settings()), peer.group(work))
 
 
 def at(line: Line) -> float:
@@ -242,13 +252,20 @@ def _until(conn: psycopg.Connection[Any], process: Process, wanted: int) -> None
 
 
 def _forget(admin: AdminClient, group: str) -> None:
-    """The next run of the same group begins where this one did."""
-    for future in admin.delete_consumer_groups([group]).values():
+    """The next run of the same group begins where this one did. Members that did not say goodbye are waited out."""
+    deadline = time.monotonic() + FORGET_WITHIN_S
+    while True:
+        (future,) = admin.delete_consumer_groups([group]).values()
         try:
             future.result(30)
-        except Exception as error:
-            if "not exist" not in str(error).lower() and "GROUP_ID_NOT_FOUND" not in str(error):
-                raise BenchError(f"group {group} could not be deleted: {error}") from None
+            return
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.GROUP_ID_NOT_FOUND:
+                return
+            if code != KafkaError.NON_EMPTY_GROUP or time.monotonic() > deadline:
+                raise BenchError(f"group {group} could not be deleted: {error.args[0].str()}") from None
+        time.sleep(LOOK_EVERY_S)
 
 
 def _spent(servers: Servers, pid: int) -> tuple[float, float, float]:
