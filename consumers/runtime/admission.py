@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -173,16 +173,13 @@ class Admission:
             near = wait_s <= rates.NEAR_S
             early_s = rates.LEAD_S if told_i.given and not near else 0.0
             due = records.whole_ms(here + timedelta(seconds=max(0.0, wait_s - early_s)))
-            put_off[i] = self._waiting(item, due, RATE_LIMITED, here)
+            keep = due - here > timedelta(seconds=rates.KEEP_BEYOND_S)
+            put_off[i] = PutOff("waiting", item.attempt - 1, due, RATE_LIMITED, keep=keep)
             if near:
-                put_off[i] = replace(put_off[i], keep=False)
                 item.back_at = due
         if answered_at >= self._forget_at:
             self._forget_at = answered_at + _FORGET_EVERY_S
             await self._execute(conn, "forget_idle_buckets")
-
-    def _waiting(self, item: Item, due: datetime, error_class: str, now: datetime) -> PutOff:
-        return PutOff("waiting", item.attempt - 1, due, error_class, keep=due - now > KEEP_BEYOND)
 
     # Breakers
 
@@ -218,7 +215,8 @@ class Admission:
                 wait_s = (admission.until - now).total_seconds()
                 spread_s = breaker.open_s * self._core.policy.jitter * self._core.random()
                 due = records.whole_ms(here + timedelta(seconds=wait_s + spread_s))
-                put_off[i] = self._waiting(item, due, CIRCUIT_OPEN, here)
+                keep = due - here > KEEP_BEYOND
+                put_off[i] = PutOff("waiting", item.attempt - 1, due, CIRCUIT_OPEN, keep=keep)
         await self._write_breakers(conn, before, states)
 
     def _destination(self, item: Item) -> str | None:

@@ -19,11 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from consumers.worker import Rate
+from schemas.topics import RETRY_DELAYS_S
 
 HOLD_S = 0.05
 """A call whose moment is so near waits for it in its place: shorter than putting it off takes."""
 NEAR_S = 5.0
 """Up to so far away a delivery waits in memory; beyond it durably."""
+KEEP_BEYOND_S = float(RETRY_DELAYS_S[0])
+"""Beyond it in Postgres: a retry topic is read ahead so far and no further, and one organization's line would fill it
+before another's retries."""
 LEAD_S = 1.0
 """One that has its moment and waits durably is back this long before it: it is not to miss it."""
 LONGEST_SLACK_S = 1.0

@@ -84,7 +84,8 @@ class Delicate(ExternalWorker):
                 raise Unknown("the receiver keeps no list")
             case "hang, nobody answers":
                 raise ConnectionError("no answer")
-        assert str(delivery.event.id) in Path(os.environ["CALLS_FILE"]).read_text()
+        if str(delivery.event.id) not in Path(os.environ["CALLS_FILE"]).read_text():
+            raise NotMade  # the process had claimed it, and died before it came to it
         return "looked up"
 
     async def record(self, delivery, result, ctx):

@@ -1,5 +1,8 @@
 """When a destination is left alone, when one call tries it, and what closes it."""
 
+import asyncio
+import time
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -9,6 +12,8 @@ from hypothesis import strategies as st
 
 from consumers import Breaker, Reject, RetryAfter, Snooze
 from consumers.runtime.breakers import CLOSED, Outcome, Probe, Wait, admit, after, counts, open_s
+from tests.consumers.runtime.limited_workers import Patched
+from tests.consumers.runtime.support import MESSAGE, create_topics, produce, row, states
 
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 ME = uuid4()
@@ -107,3 +112,75 @@ def test_open_nothing_is_called_but_one_probe(steps):
 def test_a_breaker_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match="breaker needs"):
         Breaker(**wrong)
+
+
+# On real servers
+
+
+async def test_a_destination_that_is_down_burns_no_attempts_and_holds_up_no_other(database, topics, running):
+    organization = database.organization()
+    create_topics(topics, Patched.name)
+    worker = Patched()
+    worker.down.add("down.example")
+
+    def to(destination):
+        return row(organization, payload=MESSAGE | {"body": destination})
+
+    broken = [to("down.example") for _ in range(30)]
+    async with running(worker, backoff_scale=0.001) as member:
+        produce(topics, broken)
+        opened = await member.of("worker.circuit_opened", destination="down.example")
+        fine = produce(topics, [to("up.example") for _ in range(30)])
+        await member.of("worker.delivered", count=30)
+        again = await member.of("worker.circuit_opened", destination="down.example", times=3)
+        [breaker] = database.execute(
+            "SELECT failures >= 3, opened_count >= 3, error_class, last_error FROM worker_breaker WHERE worker = %s",
+            [worker.name],
+        )
+        while_down = sum(destination == "down.example" for _, destination, _ in worker.calls)
+        worker.down.clear()
+        await member.of("worker.circuit_closed", destination="down.example")
+        await member.of("worker.delivered", count=60)
+        assert await member.stop()
+    assert (opened["times"], again["error"]) == (1, "no answer")
+    assert breaker == (True, True, "ConnectionError", "no answer")
+    # those in flight when it opened (at most the first batch), then one for each time that it was tried
+    assert while_down <= 30 + 3
+    assert states(database, worker.name) == {"done": 60}
+    # each call was an attempt, each wait none: far from the eight of the policy
+    attempts = dict(database.execute("SELECT event_id, attempts FROM event_delivery"))
+    called = Counter(event for _, _, event in worker.calls)
+    assert {str(event): n for event, n in attempts.items()} == dict(called)
+    assert sum(called[str(r.id)] for r in broken) == while_down + 30
+    assert {called[str(r.id)] for r in fine} == {1}
+    assert database.execute("SELECT open_until, failures FROM worker_breaker") == [(None, 0)]
+
+
+async def test_an_open_breaker_holds_for_the_next_member_and_one_probe_is_made(database, topics, running):
+    organization = database.organization()
+    create_topics(topics, Patched.name)
+    database.execute(
+        """INSERT INTO worker_breaker (worker, destination, failures, opened_count, open_until)
+           VALUES (%s, 'down.example', 3, 1, clock_timestamp() + interval '0.7 s')""",
+        [Patched.name],
+    )
+    worker = Patched()
+    answered = asyncio.Event()
+
+    async def call(delivery, prepared):
+        worker.calls.append((time.time(), delivery.payload["body"], str(delivery.event.id)))
+        await answered.wait()
+
+    worker.call = call
+    [until] = database.execute("SELECT extract(epoch FROM open_until)::float8 FROM worker_breaker")[0]
+    async with running(worker) as member:
+        rows = produce(topics, [row(organization, payload=MESSAGE | {"body": "down.example"}) for _ in range(8)])
+        # put off once by the open breaker, and the seven others once more by the probe
+        await member.of("worker.put_off", count=8 + 7, error="CircuitOpen")
+        assert len(worker.calls) == 1
+        assert worker.calls[0][0] >= until
+        answered.set()
+        await member.of("worker.delivered", count=8)
+        assert await member.stop()
+    assert len(worker.calls) == len(rows)
+    assert database.execute("SELECT DISTINCT attempts FROM event_delivery") == [(1,)]
