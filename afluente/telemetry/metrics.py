@@ -72,6 +72,9 @@ COLLECTED: dict[str, tuple[tuple[str, ...], str]] = {
         ("worker", "state"),
         "in Postgres, of all processes: claimed, waiting, due, blocked; counted up to 100,000",
     ),
+    "afluente_worker_parked_organizations": (("worker",), "whose surplus was passed over, to be read again"),
+    "afluente_worker_parked_records": (("worker",), "of theirs, about; of the partitions this process has"),
+    "afluente_worker_open_breakers": (("worker",), "destinations that are left alone, of all processes"),
     "afluente_worker_paused": (("worker",), "1: paused by `afluente worker pause`"),
     "afluente_worker_poll_age_seconds": (("worker",), "since the poll loop last turned"),
 }

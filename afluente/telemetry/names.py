@@ -42,6 +42,7 @@ EVENTS: dict[str, str] = {
     "worker.paused": "no delivery is begun until `afluente worker resume`; `by`, `since`, `reason` (again each minute)",
     "worker.resumed": "the pause has ended; the worker goes on",
     "worker.stalled": "a partition is behind (`lag`) and does not move, and nothing explains that; /livez says so too",
+    "worker.watch_failed": "how far the worker is behind could not be told; it works on",
     "worker.periodic_done": "the worker's periodic hook ran, and what it did is committed",
     "worker.periodic_failed": "the worker's periodic hook failed, and is tried again; nothing of it was kept",
     "worker.retried": "an attempt failed; the next is due at `next_attempt_at`",

@@ -85,9 +85,18 @@ class Deliveries:
 
 
 @dataclass(frozen=True, slots=True)
+class Parked:
+    """The surplus of organizations that was passed over, to be read again at their own pace; `records` about."""
+
+    organizations: int = 0
+    records: int = 0
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerState:
-    """One worker. `rate_per_s` is what its committed offsets passed in `rate_over_s` seconds, `net_per_s` by how much
-    the lag fell in them; None when nobody waited to see."""
+    """One worker. `rate_per_s` is how many records it finished in `rate_over_s` seconds, `net_per_s` by how much the
+    lag fell in them; None when nobody waited to see."""
 
     worker: str
     at: datetime
@@ -98,13 +107,15 @@ class WorkerState:
     members: tuple[Member, ...]
     partitions: tuple[PartitionState, ...]
     deliveries: dict[str, Deliveries]
+    parked: Parked
     rate_over_s: float
     rate_per_s: float | None
     net_per_s: float | None
 
     @property
     def lag(self) -> int:
-        return sum(partition.lag for partition in self.partitions)
+        """Records that are not finished: at or after the committed offsets, and the parked ones before them."""
+        return sum(partition.lag for partition in self.partitions) + self.parked.records
 
     @property
     def oldest(self) -> PartitionState | None:
@@ -117,10 +128,9 @@ class WorkerState:
         """For how long the oldest unfinished record has been there; 0.0 without one, None when it could not be read."""
         if not self.lag:
             return 0.0
-        oldest = self.oldest
-        if oldest is None or oldest.oldest_at is None:
-            return None
-        return max(0.0, (self.at - oldest.oldest_at).total_seconds())
+        oldest = None if self.oldest is None else self.oldest.oldest_at
+        known = [at for at in (oldest, self.parked.since) if at is not None]
+        return max(0.0, (self.at - min(known)).total_seconds()) if known else None
 
     @property
     def time_to_clear_s(self) -> float | None:
@@ -169,21 +179,30 @@ def look(
         names = [*source_topics(topics, event_types), topics.retry(name, "now")]
         wanted[name] = [(topic, p) for topic in names if topic in there for p in there[topic].partitions]
     before = {name: _offsets(admin, settings.group_id(name), places) for name, places in wanted.items()}
+    parked_before = parked = _parked(conn)
     began = time.monotonic()
     after, seconds = before, 0.0
     if over_s > 0:
         wait(over_s)
         after = {name: _offsets(admin, settings.group_id(name), places) for name, places in wanted.items()}
+        parked = _parked(conn)
         seconds = time.monotonic() - began
     heads = _heads(settings, {place for offsets in after.values() for place in offsets.behind}, after.values())
     pauses = control.paused(conn)
     processes: dict[str, list[Process]] = {}
     for name, *rest in conn.execute(_QUERIES["processes"], {"worker": None}):
         processes.setdefault(name, []).append(Process(*rest))
-    return [
-        _state(admin, settings, conn, name, before[name], after[name], seconds, heads, pauses, processes)
-        for name in workers
-    ]
+    states = []
+    for name in workers:
+        looks = _Looks(
+            before[name], after[name], parked_before.get(name, Parked()), parked.get(name, Parked()), seconds
+        )
+        states.append(_state(admin, settings, conn, name, looks, heads, pauses.get(name), processes.get(name, [])))
+    return states
+
+
+def _parked(conn: Connection[Any]) -> dict[str, Parked]:
+    return {worker: Parked(*rest) for worker, *rest in conn.execute(_QUERIES["parked"])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,27 +238,33 @@ def _offsets(admin: AdminClient, group: str, places: list[Place]) -> _Offsets:
             if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
                 raise
     # Committed first: the other way round a lag could be seen that never was.
-    return _Offsets(committed, ends(admin, places), begins(admin, places))
+    return _Offsets(committed, _answered(ask_ends(admin, places)), _answered(ask_begins(admin, places)))
 
 
-def ends(admin: AdminClient, places: Iterable[Place]) -> dict[Place, int]:
-    """Where each partition ends for a read_committed reader. KafkaException when one cannot be told."""
-    return _bound(admin, places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+Asked = dict[Place, Future[Any]]
+"""Futures of what Kafka's admin client answers, with an offset each. They raise KafkaException."""
 
 
-def begins(admin: AdminClient, places: Iterable[Place]) -> dict[Place, int]:
-    """Where the log of each partition begins now. KafkaException when one cannot be told."""
-    return _bound(admin, places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+def ask_ends(admin: AdminClient, places: Iterable[Place]) -> Asked:
+    """Where each partition ends for a read_committed reader."""
+    return _ask(admin, places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
 
-def _bound(admin: AdminClient, places: Iterable[Place], which: OffsetSpec) -> dict[Place, int]:
+def ask_begins(admin: AdminClient, places: Iterable[Place]) -> Asked:
+    """Where the log of each partition begins now."""
+    return _ask(admin, places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+
+def _ask(admin: AdminClient, places: Iterable[Place], which: OffsetSpec) -> Asked:
     asked = {TopicPartition(*place): which for place in places}
     if not asked:
         return {}
-    answers: dict[TopicPartition, Future[Any]] = admin.list_offsets(
-        asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_S
-    )
-    return {(place.topic, place.partition): int(answer.result().offset) for place, answer in answers.items()}
+    answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_S)
+    return {(place.topic, place.partition): answer for place, answer in answers.items()}
+
+
+def _answered(asked: Asked) -> dict[Place, int]:
+    return {place: int(answer.result().offset) for place, answer in asked.items()}
 
 
 def _heads(
@@ -278,19 +303,44 @@ def _heads(
     return heads
 
 
+@dataclass(frozen=True, slots=True)
+class _Looks:
+    """One worker, seen twice, `seconds` apart."""
+
+    before: _Offsets
+    after: _Offsets
+    parked_before: Parked
+    parked: Parked
+    seconds: float
+
+    @property
+    def more_parked(self) -> int:
+        return self.parked.records - self.parked_before.records
+
+    @property
+    def finished(self) -> int:
+        """Records that its committed offsets passed, less those that were only passed over."""
+        passed = sum(self.after.at(place) - self.before.at(place) for place in self.after.ends)
+        return max(0, passed - self.more_parked)
+
+    @property
+    def fell(self) -> int:
+        lag = [sum(offsets.lag(place) for place in self.after.ends) for offsets in (self.before, self.after)]
+        return lag[0] - lag[1] - self.more_parked
+
+
 def _state(
     admin: AdminClient,
     settings: KafkaSettings,
     conn: Connection[Any],
     name: str,
-    before: _Offsets,
-    after: _Offsets,
-    seconds: float,
+    looks: _Looks,
     heads: dict[tuple[Place, int], datetime],
-    pauses: dict[str, Pause],
-    processes: dict[str, list[Process]],
+    pause: Pause | None,
+    processes: list[Process],
 ) -> WorkerState:
     state, protocol, members, owners = _group(admin, settings.group_id(name))
+    after, seconds = looks.after, looks.seconds
     partitions = tuple(
         PartitionState(
             topic,
@@ -303,22 +353,21 @@ def _state(
         )
         for (topic, partition), end in sorted(after.ends.items())
     )
-    passed = sum(after.at(place) - before.at(place) for place in after.ends if place in before.ends)
-    fell = sum(before.lag(place) for place in before.ends) - sum(after.lag(place) for place in after.ends)
     rows = conn.execute(_QUERIES["open_deliveries"], {"worker": name, "rows": COUNT_ROWS})
     return WorkerState(
         name,
         datetime.now(UTC),
-        pauses.get(name),
-        tuple(processes.get(name, ())),
+        pause,
+        tuple(processes),
         state,
         protocol,
         members,
         partitions,
         {row[0]: Deliveries(*row[1:]) for row in rows},
+        looks.parked,
         round(seconds, 3),
-        max(0.0, passed / seconds) if seconds else None,
-        fell / seconds if seconds else None,
+        looks.finished / seconds if seconds else None,
+        looks.fell / seconds if seconds else None,
     )
 
 

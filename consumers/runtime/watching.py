@@ -26,6 +26,8 @@ from afluente.settings import KafkaSettings
 from afluente.telemetry.metrics import Sample
 from consumers.runtime import status
 from consumers.runtime.core import Core
+from consumers.runtime.judging import describe, kind
+from consumers.runtime.parking import in_hand
 from consumers.runtime.places import Place
 
 _QUERIES = sql.queries("worker_control")
@@ -51,17 +53,20 @@ class Watching:
         self._seen: dict[Place, _Seen] = {}
         self._deliveries: dict[str, int] = {}
         self._dead: dict[str, int] = {}
+        self._breakers = 0
 
     async def loop(self) -> None:
-        every_s = self._core.options.watch_every_s
         while True:
-            await asyncio.sleep(every_s)
-            await self.look()
+            await asyncio.sleep(self._core.options.watch_every_s)
+            try:
+                await self.look()
+            except Exception as error:  # whatever it is, the worker works on without these numbers
+                self._core.say("worker.watch_failed", level="warning", error=f"{kind(error)}: {describe(error)}")
 
     async def look(self) -> None:
         places = [place for place in self._core.poller.places if not place.waits]
         try:
-            ends, begins = await asyncio.to_thread(self._ask_kafka, places)
+            ends, begins = await self._ask_kafka(places)
         except KafkaException:
             # Not to be told now: what stands still meanwhile is no fault of this process.
             self._seen.clear()
@@ -72,6 +77,7 @@ class Watching:
                 parameters = {"worker": self._core.name, "rows": status.COUNT_ROWS}
                 rows = await (await conn.execute(_QUERIES["open_deliveries"], parameters)).fetchall()
                 dead = await (await conn.execute(_QUERIES["dead_by_type"], parameters)).fetchall()
+                [self._breakers] = await (await conn.execute(_QUERIES["open_breakers"], parameters)).fetchone() or (0,)
         except (TimeoutError, psycopg.Error, PoolTimeout, PoolClosed):
             return
         counts = {state: (count, due) for state, count, _, due, _ in rows}
@@ -79,12 +85,18 @@ class Watching:
         self._deliveries["due"] = counts.get("waiting", (0, 0))[1]
         self._dead = dict.fromkeys(self._dead, 0) | dict(dead)
 
-    def _ask_kafka(self, places: list[Place]) -> tuple[dict[status.Place, int], dict[status.Place, int]]:
+    async def _ask_kafka(self, places: list[Place]) -> tuple[dict[status.Place, int], dict[status.Place, int]]:
+        """Where the partitions end, and where those begin that have no committed offset yet."""
         if self._admin is None:
             self._admin = kafka.admin(self._kafka)
-        ends = status.ends(self._admin, [(place.topic, place.partition) for place in places])
+        # Futures of the client's own thread. A thread of ours that waits for them would keep a process with a stop
+        # signal from ending while the broker is away.
+        ends = status.ask_ends(self._admin, [(place.topic, place.partition) for place in places])
         fresh = [(place.topic, place.partition) for place in places if place.committed is None]
-        return ends, status.begins(self._admin, fresh)
+        begins = status.ask_begins(self._admin, fresh)
+        answers = await asyncio.gather(*(asyncio.wrap_future(future) for future in [*ends.values(), *begins.values()]))
+        offsets = [int(answer.offset) for answer in answers]
+        return dict(zip(ends, offsets, strict=False)), dict(zip(begins, offsets[len(ends) :], strict=True))
 
     def _judge(
         self, places: list[Place], ends: dict[status.Place, int], begins: dict[status.Place, int], now_s: float
@@ -154,7 +166,7 @@ class Watching:
                 age_s = place.oldest_age_s() if place.records else now_s - seen.since_s if seen.lag else 0.0
                 yield "afluente_worker_lag_seconds", labels, age_s
         for due, among in (("now", False), ("ahead", True)):
-            of = [place for place in places if place.waits is among]
+            of = [place for place in in_hand(places) if place.waits is among]
             yield "afluente_worker_in_hand_records", (worker, due), sum(place.records for place in of)
             yield "afluente_worker_in_hand_bytes", (worker, due), sum(place.bytes for place in of)
         states = {
@@ -168,6 +180,10 @@ class Watching:
         yield "afluente_worker_ready_deliveries", (worker,), len(core.lanes)
         for state, count in self._deliveries.items():
             yield "afluente_worker_deliveries", (worker, state), count
+        parked = [parked for place in places for parked in list(place.parked.values())]
+        yield "afluente_worker_parked_organizations", (worker,), len({each.key for each in parked})
+        yield "afluente_worker_parked_records", (worker,), sum(each.passed_over for each in parked)
+        yield "afluente_worker_open_breakers", (worker,), self._breakers
         for event_type, count in self._dead.items():
             yield "afluente_event_log_dlq_size", (worker, event_type), count
         yield "afluente_worker_paused", (worker,), core.paused is not None

@@ -86,3 +86,16 @@ SELECT event_type, count(*)
            AND state IN ('dead', 'needs_review')
          LIMIT %(rows)s) AS dead
  GROUP BY event_type;
+
+-- name: parked
+-- What each worker has parked: how many organizations, about how many records, and since when.
+SELECT worker, count(DISTINCT organization_id), sum(passed_over)::bigint, min(parked_at)
+  FROM worker_parked
+ GROUP BY worker;
+
+-- name: open_breakers
+-- How many destinations of a worker are left alone now.
+SELECT count(*)
+  FROM worker_breaker
+ WHERE worker = %(worker)s
+   AND open_until IS NOT NULL;

@@ -32,11 +32,12 @@ def status(
     the keys worker, state (working, idle, standing still, paused, not running), paused {by, since, reason} or null,
     processes [{id, host, pid, started_at, silent_s}], group {state, protocol, members [{id, client_id, host,
     instance_id, partitions}]}, lag (records that are not finished, to the end that a read_committed reader sees; of
-    the event topics and retry.now), lag_s (since the oldest of them was written; null: not known), rate_per_s and
-    net_rate_per_s (over rate_over_s; net: by how much the lag fell), time_to_clear_s (null: the lag does not fall),
-    oldest_unfinished {topic, partition, offset (null: nothing is committed yet), written_at} or null, waiting,
-    waiting_due, next_due, claimed, blocked, dead, counts_at_least (true: there are more than were counted), partitions
-    [{topic, partition, committed, end, lag, member, oldest_at}] (for NAME all, else those with lag).
+    the event topics and retry.now), parked {organizations, records, since} (what of the lag was passed over, about),
+    lag_s (since the oldest of them was written; null: not known), rate_per_s and net_rate_per_s (over rate_over_s;
+    net: by how much the lag fell), time_to_clear_s (null: the lag does not fall), oldest_unfinished {topic, partition,
+    offset (null: nothing is committed yet), written_at} or null, waiting, waiting_due, next_due, claimed, blocked,
+    dead, counts_at_least (true: there are more than were counted), partitions [{topic, partition, committed, end, lag,
+    member, oldest_at}] (for NAME all, else those with lag).
 
     \b
     Examples:
@@ -118,6 +119,11 @@ def described(state: WorkerState, *, whole: bool) -> dict[str, Any]:
             ],
         },
         "lag": state.lag,
+        "parked": {
+            "organizations": state.parked.organizations,
+            "records": state.parked.records,
+            "since": state.parked.since,
+        },
         "lag_s": _rounded(state.lag_s),
         "rate_per_s": _rounded(state.rate_per_s),
         "net_rate_per_s": _rounded(state.net_per_s),
@@ -174,11 +180,12 @@ def _print_one(row: dict[str, Any]) -> None:
     rate = "not looked at" if row["rate_per_s"] is None else f"{row['rate_per_s']:,} records a second"
     due = f", {row['waiting_due']:,} of them due" if row["waiting_due"] else ""
     behind = "not known for how long" if row["lag_s"] is None else f"{row['lag_s']} s"
+    parked = f", {row['parked']['records']:,} of them parked" if row["parked"]["records"] else ""
     lines = {
         "worker": row["worker"],
         "state": row["state"],
         "paused": "no" if paused is None else f"by {printable(paused['by'])} since {since}{why}",
-        "lag": f"{row['lag']:,} records, {behind}",
+        "lag": f"{row['lag']:,} records{parked}, {behind}",
         "rate": f"{rate} over {row['rate_over_s']} s" if row["rate_per_s"] is not None else rate,
         "time to clear": _clears(row),
         "oldest unfinished": None if oldest is None else "{topic}[{partition}], offset {offset}".format(**oldest),

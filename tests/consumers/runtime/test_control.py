@@ -4,9 +4,15 @@ import asyncio
 import json
 
 import pytest
+from confluent_kafka import TopicPartition
+from typer.testing import CliRunner
 
+import schemas
+from afluente import kafka as clients
+from afluente.cli.worker import app
+from afluente.errors import Refused
 from consumers import ExternalWorker, Policy
-from consumers.runtime import control
+from consumers.runtime import control, status
 from tests.consumers.runtime.support import ROOT, create_topics, effects, lag, produce, row, until
 from tests.consumers.runtime.workers import RECEIVED, write_effect
 
@@ -69,41 +75,96 @@ async def test_what_runs_is_finished_and_nothing_begins_until_it_is_resumed(data
     assert database.execute(history) == [("ana", "the provider is down", "ana", True)]
 
 
-@pytest.mark.usefixtures("effects_table")
-def test_a_process_that_starts_while_it_is_paused_begins_nothing(database, topics, processes):
-    """And the commands say what they did, and how the worker stands."""
+@pytest.fixture
+def command(processes):
+    """`afluente worker ...` in this process: each costs a second as one of its own."""
 
     def run(*arguments):
-        done = processes.run("worker", *arguments, "--format", "json", env={"PYTHONPATH": ROOT})
-        return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+        """(exit status, what its JSON says, or else what it said)."""
+        done = CliRunner().invoke(app, [*arguments, "--format", "json"], env=processes.env)
+        if isinstance(done.exception, Refused):
+            return done.exception.exit_status, str(done.exception)
+        return done.exit_code, json.loads(done.stdout)
 
+    return run
+
+
+@pytest.mark.usefixtures("effects_table")
+def test_a_process_that_starts_while_it_is_paused_begins_nothing(database, topics, processes, command):
+    """And the commands say what they did, and how the worker stands."""
     create_topics(topics, "plain-worker")
     spelled = "tests.consumers.runtime.workers:Plain"
-    code, paused = run("pause", spelled, "--reason", "a new release")
+    code, paused = command("pause", spelled, "--reason", "a new release")
     assert (code, paused["worker"], paused["changed"]) == (0, "plain-worker", True)
     produce(topics, [row(database.organization()) for _ in range(3)], transactional=True)
     worker = processes.start("worker", "run", spelled, env={"PYTHONPATH": ROOT})
     assert worker.wait_for("worker.paused")["reason"] == "a new release"
     worker.wait_for("worker.ready")
 
-    code, state = run("status", "plain-worker", "--over", "0")
+    code, state = command("status", "plain-worker", "--over", "0")
     assert (code, state["state"], state["paused"]["by"]) == (0, "paused", paused["by"])
     assert state["lag"] >= 3
     assert state["lag_s"] > 0
     assert state["oldest_unfinished"]["topic"] == topics.event("message.received")
     assert state["time_to_clear_s"] is None
     assert [process["pid"] for process in state["processes"]] == [worker.pid]
-    assert [member["partitions"] for member in state["group"]["members"]] == [
-        len(topics.retries("plain-worker")) * 3 + 3
-    ]
+    partitions = 3 * len([topics.event("message.received"), *topics.retries("plain-worker")])
+    assert [member["partitions"] for member in state["group"]["members"]] == [partitions]
+    listed = {each["worker"]: each for each in command("list")[1]}
+    assert listed["plain-worker"]["paused"]["reason"] == "a new release"
+    assert listed["webhook-dispatch-worker"]["paused"] is None
     assert worker.events("worker.delivered") == []
 
-    code, resumed = run("resume", "plain-worker")
+    code, resumed = command("resume", "plain-worker")
     assert (code, resumed["changed"], resumed["reason"]) == (0, True, "a new release")
     worker.wait_for("worker.delivered", count=3)
     until(lambda: lag(topics, "plain-worker", [topics.event("message.received")]) == 0)
-    code, [state] = run("status")[0], [s for s in run("status", "--over", "1")[1] if s["worker"] == "plain-worker"]
-    assert (code, state["state"], state["lag"], state["lag_s"], state["time_to_clear_s"]) == (0, "idle", 0, 0.0, 0.0)
-    code, error = run("resume", "plane-worker")
+    [state] = [each for each in command("status", "--over", "0.5")[1] if each["worker"] == "plain-worker"]
+    assert (state["state"], state["lag"], state["lag_s"], state["time_to_clear_s"]) == ("idle", 0, 0.0, 0.0)
+    assert (state["partitions"], state["rate_per_s"]) == ([], 0.0)
+    code, error = command("resume", "plane-worker")
     assert (code, "did you mean plain-worker?" in error) == (2, True)
     assert worker.terminate() == 0
+
+
+def test_the_time_to_clear_is_that_of_the_net_rate(database, topics):
+    """Looked at twice: of what was finished in between, and what came besides."""
+    create_topics(topics, "plain-worker")
+    organization = database.organization()
+    source = topics.event("message.received")
+    produce(topics, [row(organization) for _ in range(10)])
+    reader = clients.consumer(topics.settings, "plain-worker")
+    partition = schemas.topics.partition_of(organization, 3)
+
+    def work(finished, came):
+        reader.commit(offsets=[TopicPartition(source, partition, finished)], asynchronous=False)
+        produce(topics, [row(organization) for _ in range(came)])
+
+    def look(finished, came):
+        with database.connect() as conn:
+            [state] = status.look(
+                topics.settings, conn, {"plain-worker": RECEIVED}, over_s=1.0, wait=lambda _: work(finished, came)
+            )
+        # as if it had been one second
+        return state.lag, round(state.rate_per_s * state.rate_over_s), round(state.net_per_s * state.rate_over_s), state
+
+    assert look(0, 0)[:3] == (10, 0, 0)
+    lagging = look(6, 2)
+    assert lagging[:3] == (6, 6, 4)
+    state = lagging[3]
+    assert state.time_to_clear_s == pytest.approx(6 / 4 * state.rate_over_s, rel=0.01)
+    assert state.words == "not running"
+    losing = look(7, 9)
+    assert losing[:3] == (14, 1, -8)
+    assert losing[3].time_to_clear_s is None
+    # what is parked is behind the committed offset, and not finished
+    database.execute(
+        """INSERT INTO worker_parked (worker, topic, partition, organization_id, from_offset, passed_over, process)
+           VALUES ('plain-worker', %s, %s, %s, 3, 5, uuidv7())""",
+        [source, partition, organization],
+    )
+    with database.connect() as conn:
+        [state] = status.look(topics.settings, conn, {"plain-worker": RECEIVED}, over_s=0)
+    assert (state.lag, state.parked.organizations, state.parked.records) == (19, 1, 5)
+    assert state.lag_s is not None
+    reader.close()
