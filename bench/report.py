@@ -37,6 +37,8 @@ WORKER_TARGETS: dict[str, tuple[float | None, float | None]] = {
     "rss_mb_100kb": (None, 150.0),
     "small_tenant_delay_s_50k": (None, 1.0),
     "small_tenant_delay_s_1m": (None, 15.0),
+    "retry_late_s_max": (None, 1.0),
+    "retry_peak_share": (None, 0.15),
 }
 LOAD_TARGETS: dict[str, tuple[float | None, float | None]] = {"lag_s": (None, 30.0), "missing": (None, 0.0)}
 _TARGETS = {"relay": TARGETS, "worker": WORKER_TARGETS, "load": LOAD_TARGETS}

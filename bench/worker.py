@@ -25,9 +25,11 @@ from bench.report import Result
 from bench.rows import EVENT_TYPE
 from bench.servers import Servers, started
 from bench.worker_fairness import Behind, behind, name_of
-from bench.worker_kinds import CallWorker, EffectWorker, SlowWorker
+from bench.worker_kinds import CallWorker, EffectWorker, FailOnceWorker, SlowWorker
 from bench.worker_records import BAD_BODY, ENTITIES, ORGANIZATIONS, PARTITIONS, fill, organizations, rows
+from bench.worker_retries import burst
 from bench.worker_runs import Ours, Peer, Run, Work, as_row, measure, rounds
+from consumers.worker import BACKOFF_S
 from schemas.topics import family_of
 
 FAMILY = family_of(EVENT_TYPE)
@@ -44,6 +46,7 @@ class Part(StrEnum):
     bad_record = "bad-record"
     memory = "memory"
     fairness = "fairness"
+    retry = "retry"
 
 
 class Against(StrEnum):
@@ -58,7 +61,8 @@ _TRANSACTIONAL = (Against.loop, Against.faststream, Against.spring)
 
 @dataclass(frozen=True)
 class Plan:
-    """`big_records`: of 100 kB, for the part memory. `behind`: events of one organization before one of another."""
+    """`big_records`: of 100 kB, for the part memory. `behind`: events of one organization before one of another.
+    `failures`: at once, for the part retry."""
 
     folder: Path
     events: int = 100_000
@@ -67,6 +71,7 @@ class Plan:
     against: Sequence[Against] = ()
     big_records: int = 3_000
     behind: Sequence[int] = (50_000, 1_000_000)
+    failures: int = 10_000
     keep: bool = False
 
 
@@ -83,6 +88,7 @@ def run(plan: Plan, environment: Mapping[str, str], said: Callable[[str], None])
             (Part.bad_record, _bad_record),
             (Part.memory, _memory),
             (Part.fairness, _fairness),
+            (Part.retry, _retry),
         ):
             if part in plan.parts:
                 measured(plan, servers, result, said)
@@ -246,6 +252,18 @@ def fairness_figures(found: Sequence[Behind]) -> dict[str, float]:
     return figures
 
 
+def _retry(plan: Plan, servers: Servers, result: Result, said: Callable[[str], None]) -> None:
+    ours = Ours(FailOnceWorker)
+    said(f"writing {plan.failures:,} events that fail once; they come back in {BACKOFF_S[0]} s and more")
+    with servers.topics("retry.", [ours.worker], FAMILY) as topics:
+        topic = topics.event(EVENT_TYPE)
+        fill(servers.settings(), topic, rows(plan.failures, organizations()))
+        found = burst(servers, ours, Work("retry.", topic, plan.failures), BACKOFF_S[0], "retries")
+    result.runs[Part.retry] = [found.as_row()]
+    result.figures |= {"retry_late_s_max": found.late_s_max, "retry_peak_share": found.peak_share}
+    said(f"{Part.retry}: late by {found.late_s_p50:.2f} s, at most {found.late_s_max:.2f} s")
+
+
 def _rounds(
     plan: Plan, servers: Servers, contenders: Sequence[tuple[Peer, Work]], part: Part, said: Callable[[str], None]
 ) -> list[Run]:
@@ -298,6 +316,7 @@ def _settings(plan: Plan) -> dict[str, object]:
         "in_flight": CallWorker.policy.concurrency,
         "big_records": plan.big_records,
         "behind": list(plan.behind),
+        "failures": plan.failures,
         "parts": [part.value for part in plan.parts],
         "against": [peer.value for peer in plan.against],
         "postgres_durable": True,

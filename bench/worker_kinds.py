@@ -87,6 +87,21 @@ class SlowWorker(ExternalWorker):
         await _write(self.name, delivery, ctx)
 
 
+class FailOnceWorker(ExternalWorker):
+    """The world outside is away for the first attempt of each event, and there for the second."""
+
+    name = "bench-fail-once-worker"
+    event_types = frozenset({EVENT_TYPE})
+    policy = Policy(concurrency=400)
+
+    async def call(self, delivery: Delivery, prepared: Any) -> None:
+        if delivery.attempt == 1:
+            raise ConnectionRefusedError("nobody there")
+
+    async def record(self, delivery: Delivery, result: Any, ctx: Context) -> None:
+        await _write(self.name, delivery, ctx)
+
+
 async def _write(worker: str, delivery: Delivery, ctx: Context) -> None:
     event = delivery.event
     body = (event.payload["body"] or "")[:500]

@@ -117,7 +117,7 @@ def measure(servers: Servers, peer: Peer, work: Work, label: str) -> Run:
     """One run in a database of its own. BenchError when it did less, or other, than the work."""
     with at_work(servers, peer, work, label) as (process, conn, started):
         started.wait(process, peer.ready_event)
-        _until(conn, process, work.events - work.bad)
+        wait_for_effects(conn, process, work.events - work.bad)
         after = _spent(servers, process.pid)
         rss_mb = usage.peak_rss_mb(process.pid)
         timing = worker_effects.timing(conn)
@@ -239,7 +239,8 @@ def _check_offsets(servers: Servers, peer: Peer, work: Work) -> None:
         raise BenchError(f"{peer.name} stopped with offsets that it has not committed: {left} (partition: records)")
 
 
-def _until(conn: psycopg.Connection[Any], process: Process, wanted: int) -> None:
+def wait_for_effects(conn: psycopg.Connection[Any], process: Process, wanted: int) -> None:
+    """BenchError when the process ends before, or makes none for a while."""
     held, held_since = -1, time.monotonic()
     while (found := worker_effects.written(conn, wanted)) < wanted:
         if process.returncode is not None:

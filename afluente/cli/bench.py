@@ -92,7 +92,7 @@ def worker(
     ] = None,
     part: Annotated[
         list[str] | None,
-        typer.Option("--part", metavar="transactional|external|bad-record|memory|fairness", help="only these"),
+        typer.Option("--part", metavar="transactional|external|bad-record|memory|fairness|retry", help="only these"),
     ] = None,
     events: Annotated[int, typer.Option("--events", min=1_000, help="of the transactional part")] = 100_000,
     runs: Annotated[int, typer.Option("--runs", min=1, help="of each measurement; the median counts")] = 3,
@@ -103,6 +103,7 @@ def worker(
         ),
     ] = None,
     big_records: Annotated[int, typer.Option("--big-records", min=10, help="memory: records of 100 kB")] = 3_000,
+    failures: Annotated[int, typer.Option("--failures", min=100, help="retry: events that fail at once")] = 10_000,
     state_dir: Annotated[Path, typer.Option("--state-dir", help="where its servers and logs are while it runs")] = Path(
         ".afluente/bench"
     ),
@@ -112,7 +113,7 @@ def worker(
     ] = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """Measure workers: in transactions, with outside calls, with a bad record, memory, fairness.
+    """Measure workers: in transactions, with outside calls, with a bad record, memory, fairness, retries.
 
     On a broker and a Postgres of its own. Checks the effects of every peer and fails when one did less than the work.
     Peers come by Maven (a JDK is needed) and pip, once. JSON keys: bench, machine, versions, settings, figures {flat},
@@ -141,6 +142,7 @@ def worker(
         against=peers,
         big_records=big_records,
         behind=tuple(behind or bench.Plan.behind),
+        failures=failures,
         keep=keep,
     )
     _end_with_it()

@@ -13,6 +13,7 @@ from bench.report import judged
 from bench.worker import external_figures, fairness_figures, transactional_figures
 from bench.worker_effects import check, make
 from bench.worker_fairness import Behind, name_of
+from bench.worker_retries import peak
 from bench.worker_runs import Run
 
 
@@ -51,6 +52,11 @@ def test_fairness_is_that_of_the_slower_kind_of_worker():
     found += [Behind("external", 50_000, delay, 1, 90.0) for delay in (3.0, 1.0, 5.0)]
     assert fairness_figures(found) == {"small_tenant_delay_s_50k": 3, "rss_mb_behind_50k": 90}
     assert [name_of(count) for count in (1_000_000, 50_000, 1_500, 300)] == ["1m", "50k", "1500", "300"]
+
+
+def test_a_peak_is_the_most_within_any_second():
+    assert peak([5.0, 1.0, 1.4, 1.9, 2.1]) == 3
+    assert peak([3.0]) == 1
 
 
 def test_a_worker_figure_is_held_against_its_own_target():
