@@ -1,6 +1,6 @@
 """What an event is: its types, its bytes, its topics. Imports none of our other packages."""
 
-from schemas.codec import Encoded, decode, encode, headers, record, use_registry
+from schemas.codec import Encoded, decode, encode, headers, read, record, type_of, use_registry
 from schemas.envelope import Event, RawRow, Row
 from schemas.errors import DecodeError, EncodeError, SchemaError, UnknownSchemaError
 
@@ -16,6 +16,8 @@ __all__ = [
     "decode",
     "encode",
     "headers",
+    "read",
     "record",
+    "type_of",
     "use_registry",
 ]

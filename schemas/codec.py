@@ -123,6 +123,28 @@ def parts(row: Row | RawRow) -> tuple[bytes, bytes, Headers]:
 
 def decode(value: bytes) -> Event:
     """The event in a record value. Raises DecodeError for anything that is not one."""
+    return read(value).read()
+
+
+def read(value: bytes) -> Event:
+    """The same, with payload and metadata left until they are asked for (`Event.read`), when they may raise
+    DecodeError too. For who has many in hand, or may not want this one."""
+    reader = _reader(schema_id_of(value))
+    try:
+        return _read_envelope(value, reader)
+    except Exception:  # not as we write it: the schema says what it is
+        return _decode_by_schema(value)
+
+
+def type_of(value: bytes | None) -> bytes | None:
+    """The event type that a value of ours names, quickly; None when it is not plain to see. It proves nothing about the
+    rest."""
+    if value is None or len(value) < 100 or value[5] != 72 or value[42] != 72:
+        return None
+    return value[80 : 80 + (value[79] >> 1)]
+
+
+def _decode_by_schema(value: bytes) -> Event:
     reader, record = _read(value)
     try:
         payload = record["payload"]
@@ -138,6 +160,61 @@ def decode(value: bytes) -> Event:
         )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise DecodeError(f"not an event: {type(error).__name__}: {error}") from error
+
+
+def _read_envelope(value: bytes, reader: "_Reader") -> Event:
+    """By its bytes, as `_plain_parts` writes them; any exception for all others."""
+    if not reader.plain or value[5] != 72 or value[42] != 72:
+        raise ValueError("not plain")
+    if _IDS.fullmatch(value, 6, 79) is None:
+        raise ValueError("not plain")
+    kind_at = 81 + (length := value[79] >> 1)
+    at = kind_at + (kind_length := value[kind_at - 1] >> 1)
+    if length >= 64 or kind_length >= 64 or (value[79] | value[kind_at - 1]) & 1:
+        raise ValueError("not plain")
+    entity: str | None = None
+    if value[at] == 2:
+        if value[at + 1] != 72 or _ID.fullmatch(value, at + 2, at + 38) is None:
+            raise ValueError("not plain")
+        entity = value[at + 2 : at + 38].decode()
+        at += 38
+    elif value[at] == 0:
+        at += 1
+    else:
+        raise ValueError("not plain")
+    first, second, third, last = _PAIRS.unpack_from(value, at)
+    number = _14_OF[first] | _14_OF[second] << 14 | _14_OF[third] << 28 | _LAST_14_OF[last] << 42
+    if number < 0 or number & 1:
+        raise ValueError("not a moment of eight bytes after 1970")
+    at += 8
+
+    def rest() -> tuple[Json, Json]:
+        body = BytesIO(value)
+        body.seek(at)
+        try:
+            metadata = fastavro.schemaless_reader(body, "string", None)
+            payload = fastavro.schemaless_reader(body, reader.payload_schema, None)
+        except Exception as error:  # as in _read
+            raise DecodeError(f"the bytes do not fit their schema: {type(error).__name__}: {error}") from error
+        if body.tell() != len(value):
+            raise DecodeError(f"{len(value) - body.tell()} bytes are left over after the record")
+        try:
+            return (
+                _loads(payload.encode()) if reader.payload is None else reader.payload(payload),  # type: ignore[union-attr]
+                _loads(metadata.encode()),  # type: ignore[union-attr]
+            )
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise DecodeError(f"not an event: {type(error).__name__}: {error}") from error
+
+    return Event.unread(
+        value[6:42].decode(),
+        value[43:79].decode(),
+        value[80 : 80 + length].decode(),
+        value[kind_at : kind_at + kind_length].decode(),
+        entity,
+        _EPOCH + timedelta(microseconds=number >> 1),
+        rest,
+    )
 
 
 def decode_record(value: bytes) -> tuple[str, dict[str, Any]]:
@@ -218,13 +295,17 @@ class _Writer:
 
 
 class _Reader:
-    __slots__ = ("payload", "schema")
+    """How records of one schema are read. `plain`: the envelope is ours, so it can be read by its bytes."""
+
+    __slots__ = ("payload", "payload_schema", "plain", "schema")
 
     def __init__(self, text: str) -> None:
         plain = json.loads(text)
         self.schema = parse_schema(text)
         try:
             self.payload = _payload_reader(plain)
+            self.plain = [field["name"] for field in plain["fields"]] == _ENVELOPE
+            self.payload_schema = parse_schema(json.dumps(_payload_type(plain)))
         except (KeyError, TypeError, AttributeError, StopIteration) as error:
             raise DecodeError("the schema of the record is not that of an event") from error
 
@@ -397,6 +478,16 @@ _Take = Callable[[Any], Any]
 _ENVELOPE = ["id", "organization_id", "event_type", "entity_kind", "entity_id", "created_at", "metadata", "payload"]
 
 
+def _pairs(continued: int) -> list[int]:
+    """What two bytes of a long say, by their number in little endian; -1, which no number is made of, where the second
+    byte does not say whether more follow as it should."""
+    found = [-1] * (1 << 16)
+    for low in range(0x80):
+        for high in range(0x80):
+            found[(low | 0x80) | (high | continued) << 8] = low | high << 7
+    return found
+
+
 def _varint(number: int) -> bytes:
     """A long as Avro writes it: zigzag, seven bits a byte, the least first."""
     number = (number << 1) ^ (number >> 63)
@@ -468,6 +559,10 @@ _POSTGRES_EPOCH_MICROS = 946_684_800_000_000
 _THOUSANDTHS = [b"%03d" % number for number in range(1_000)]
 _LAST_DIGITS = [b"%03d+00:00" % number for number in range(1_000)]
 # Two bytes of a long: 14 bits, the least first. All but the last pair say that more follow.
+_PAIRS = struct.Struct("<4H")
+_14_OF, _LAST_14_OF = _pairs(0x80), _pairs(0)
+_UUID_TEXT = rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_ID, _IDS = re.compile(_UUID_TEXT), re.compile(_UUID_TEXT + b"H" + _UUID_TEXT)  # H: 72, the length before the second
 _LAST_14_BITS = [bytes((number & 0x7F | 0x80, number >> 7)) for number in range(1 << 14)]
 _14_BITS = [bytes((number & 0x7F | 0x80, number >> 7 | 0x80)) for number in range(1 << 14)]
 
@@ -853,30 +948,40 @@ def _take_json(value: Any) -> Any:
 
 
 def _take_record(kind: Schema, named: dict[str, _Take]) -> _Take:
-    fields: list[tuple[str, bool, _Take]] = []
-
-    def take(record: Any) -> Any:
-        result: dict[str, Any] = {}
-        for field, optional, convert in fields:
-            value = record[field]
-            if value is not None:
-                result[field] = convert(value)
-            elif not optional:
-                result[field] = None
-        extra = record["extra"]
-        if extra:
-            for key, text in extra.items():
-                result[key] = _loads(text.encode())
-        return result
-
-    named[kind["name"]] = take
-    for field in kind["fields"]:
-        if field["name"] != "extra":
-            inner = field["type"]
-            if isinstance(inner, list):
-                inner = inner[1]
-            fields.append((field["name"], "default" in field, _take(inner, named)))
-    return take
+    """Made as Python source, as the writers are: a payload has a dozen fields, and each would be asked what it is."""
+    names: dict[str, Any] = {"loads": _loads, "as_it_is": _as_it_is}
+    always: list[str] = []
+    steps: list[str] = []
+    named[kind["name"]] = lambda record: names["take"](record)
+    for number, field in enumerate(kind["fields"]):
+        if field["name"] == "extra":
+            continue
+        name, inner = repr(field["name"]), field["type"]
+        nullable = isinstance(inner, list)
+        convert = _take(inner[1] if nullable else inner, named)
+        as_it_is = convert is _as_it_is
+        names[f"c{number}"] = convert
+        if nullable and "default" in field:  # null: it is missing; what was an explicit null is in `extra`
+            value = "value" if as_it_is else f"c{number}(value)"
+            steps += [f"value = record[{name}]", f"if value is not None: found[{name}] = {value}"]
+        elif as_it_is:
+            always.append(f"{name}: record[{name}]")
+        elif nullable:
+            always.append(f"{name}: None if record[{name}] is None else c{number}(record[{name}])")
+        else:
+            always.append(f"{name}: c{number}(record[{name}])")
+    code = [
+        "def take(record):",
+        f"    found = {{{', '.join(always)}}}",
+        *(f"    {step}" for step in steps),
+        "    if extra := record['extra']:",
+        "        for key, text in extra.items(): found[key] = loads(text.encode())",
+        "    return found",
+    ]
+    exec("\n".join(code), names)
+    made: _Take = names["take"]
+    named[kind["name"]] = made
+    return made
 
 
 def _read(value: bytes) -> tuple[_Reader, dict[str, Any]]:

@@ -4,10 +4,10 @@
 from a topic equals the row it was made of: same ids, same microseconds, payload and metadata equal as JSON.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
+from uuid import UUID, SafeUUID
 
 if TYPE_CHECKING:
     from schemas.events.base import Payload
@@ -16,6 +16,7 @@ FIRST_MAJOR = 1
 
 _POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_new, _set = object.__new__, object.__setattr__  # a UUID lets nobody else
 
 
 class Row(NamedTuple):
@@ -76,18 +77,124 @@ class RawRow(NamedTuple):
         )
 
 
-@dataclass(slots=True)
 class Event:
-    """One event from a topic. ``created_at`` is in UTC with microseconds."""
+    """One event from a topic. ``created_at`` is in UTC with microseconds.
 
-    id: UUID
-    organization_id: UUID
+    What ``schemas.read`` gives has its payload and metadata read when they are asked for first: then they may raise
+    DecodeError. The ids are there as text too (``id_text``, ...), which costs less to make and to compare.
+    """
+
+    __slots__ = (
+        "_entity_id",
+        "_id",
+        "_metadata",
+        "_organization_id",
+        "_payload",
+        "_unread",
+        "created_at",
+        "entity_kind",
+        "entity_text",
+        "event_type",
+        "id_text",
+        "organization_text",
+    )
+    __hash__ = None  # type: ignore[assignment]
+
+    id_text: str
+    organization_text: str
     event_type: str
     entity_kind: str
-    entity_id: UUID | None
-    payload: dict[str, Any]
-    metadata: dict[str, Any]
+    entity_text: str | None
     created_at: datetime
+    _id: UUID | None
+    _organization_id: UUID | None
+    _entity_id: UUID | None
+    _payload: dict[str, Any] | None
+    _metadata: dict[str, Any] | None
+    _unread: "Callable[[], tuple[dict[str, Any], dict[str, Any]]] | None"
+
+    def __init__(
+        self,
+        id: UUID,
+        organization_id: UUID,
+        event_type: str,
+        entity_kind: str,
+        entity_id: UUID | None,
+        payload: dict[str, Any],
+        metadata: dict[str, Any],
+        created_at: datetime,
+    ) -> None:
+        self._id, self._organization_id, self._entity_id = id, organization_id, entity_id
+        self.id_text, self.organization_text = str(id), str(organization_id)
+        self.entity_text = None if entity_id is None else str(entity_id)
+        self.event_type, self.entity_kind, self.created_at = event_type, entity_kind, created_at
+        self._payload, self._metadata, self._unread = payload, metadata, None
+
+    @classmethod
+    def unread(
+        cls,
+        id: str,
+        organization_id: str,
+        event_type: str,
+        entity_kind: str,
+        entity_id: str | None,
+        created_at: datetime,
+        rest: "Callable[[], tuple[dict[str, Any], dict[str, Any]]]",
+    ) -> "Event":
+        """An event whose payload and metadata `rest` reads. The ids are canonical texts."""
+        event = cls.__new__(cls)
+        event.id_text, event.organization_text, event.entity_text = id, organization_id, entity_id
+        event.event_type, event.entity_kind, event.created_at = event_type, entity_kind, created_at
+        event._id = event._organization_id = event._entity_id = event._payload = event._metadata = None
+        event._unread = rest
+        return event
+
+    def read(self) -> "Event":
+        """Itself, with all of it read. Raises DecodeError."""
+        if self._unread is not None:
+            self._payload, self._metadata = self._unread()
+            self._unread = None
+        return self
+
+    @property
+    def id(self) -> UUID:
+        if self._id is None:
+            self._id = _uuid(self.id_text)
+        return self._id
+
+    @property
+    def organization_id(self) -> UUID:
+        if self._organization_id is None:
+            self._organization_id = _uuid(self.organization_text)
+        return self._organization_id
+
+    @property
+    def entity_id(self) -> UUID | None:
+        if self._entity_id is None and self.entity_text is not None:
+            self._entity_id = _uuid(self.entity_text)
+        return self._entity_id
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        if self._unread is not None:
+            self.read()
+        return self._payload  # type: ignore[return-value]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        if self._unread is not None:
+            self.read()
+        return self._metadata  # type: ignore[return-value]
+
+    def __eq__(self, other: object) -> bool:
+        return self._all() == other._all() if isinstance(other, Event) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"Event({self.event_type}, id={self.id_text}, organization_id={self.organization_text})"
+
+    def _all(self) -> tuple[Any, ...]:
+        ids = (self.id_text, self.organization_text, self.entity_text)
+        return (*ids, self.event_type, self.entity_kind, self.created_at, self.payload, self.metadata)
 
     @property
     def data(self) -> "Payload":
@@ -99,6 +206,14 @@ class Event:
         from schemas.catalogue import model_of
 
         return model_of(self)
+
+
+def _uuid(text: str) -> UUID:
+    """The UUID of a canonical text. UUID's own constructor takes every way to write one, and four times as long."""
+    made = _new(UUID)
+    _set(made, "int", int(text.replace("-", ""), 16))
+    _set(made, "is_safe", SafeUUID.unknown)
+    return made
 
 
 def major_of(metadata: dict[str, Any]) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -142,6 +142,7 @@ class Core:
         self._pool = pool
         self._observer = observer or (lambda name, **fields: None)
         self._is_observed = observer is not None
+        self._usual_key = type(worker).key is Worker.key
 
     def start(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -170,13 +171,15 @@ class Core:
             self.failure.set_exception(error)
 
     def key(self, event: Event, target: str) -> str:
+        if self._usual_key:
+            return event.entity_text or event.id_text
         try:
             return records.cut(str(self.worker.key(event, target)), 500)
         except Exception:
             return str(event.id)  # the handler meets the same event, and its error is what gets recorded
 
     def queue(self, item: Item) -> None:
-        self.lanes.add(item.event.organization_id, item.key, item)
+        self.lanes.add(item.event.organization_text, item.key, item)
         self.work.set()
 
     def wait_until(self, due_ms: int, record: Record, mark: RetryMark | None, item: Item | None) -> None:
@@ -214,6 +217,15 @@ class Core:
     def settled(self, item: Item) -> None:
         item.record.place.running -= 1
         self.finish(item.record)
+
+    def settled_all(self, items: Iterable[Item]) -> None:
+        for item in items:
+            record = item.record
+            record.place.running -= 1
+            record.pending -= 1
+            if record.pending == 0:
+                self.poller.finish(record)
+        self.check_revoking()
 
     def finish(self, record: Record) -> None:
         """One delivery of the record is over; with the last one its offset is."""
@@ -334,10 +346,10 @@ def is_away(error: BaseException, conn: Connection | None) -> bool:
 
 def by_organization(numbers: list[int], event: Callable[[int], Event]) -> list[tuple[UUID, list[int]]]:
     """The numbers by organization, so that roles change once for each; within one in their order, as keys need it."""
-    groups: dict[UUID, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for number in numbers:
-        groups.setdefault(event(number).organization_id, []).append(number)
-    return list(groups.items())
+        groups.setdefault(event(number).organization_text, []).append(number)
+    return [(event(group[0]).organization_id, group) for group in groups.values()]
 
 
 @asynccontextmanager

@@ -59,11 +59,11 @@ class Item:
     @property
     def place(self) -> dict[str, Any]:
         """Its row's key, for a JSON parameter."""
-        return {"event_created_at": self.event.created_at, "event_id": self.event.id, "target": self.target}
+        return {"event_created_at": self.event.created_at, "event_id": self.event.id_text, "target": self.target}
 
     @property
-    def identity(self) -> tuple[UUID, str]:
-        return self.event.id, self.target
+    def identity(self) -> tuple[str, str]:
+        return self.event.id_text, self.target
 
 
 class Row(NamedTuple):
@@ -246,8 +246,8 @@ class Deliveries:
             await self._execute(conn, "lock_keys", keys=sorted({item.key for item in items}))
         fresh = {i for i, item in enumerate(items) if item.mark is None and not item.known}
         for i in await self._insert(conn, items, fresh, now, delay, keep_beyond):
-            due = records.whole_ms(items[i].event.created_at + delay)
-            if not delay or due <= now:  # without a delay the clocks of two machines do not matter
+            # Without a delay the clocks of two machines do not matter.
+            if not delay or (due := records.whole_ms(items[i].event.created_at + delay)) <= now:
                 verdicts[i] = Run(1, 0)
             else:
                 verdicts[i] = Duplicate() if due - now > keep_beyond else ProduceAgain(1, 0, due)
@@ -302,8 +302,10 @@ class Deliveries:
             item, event = items[i], items[i].event
             row = {
                 "i": i,
-                **item.place,
-                "organization_id": event.organization_id,
+                "event_created_at": event.created_at,
+                "event_id": event.id_text,
+                "target": item.target,
+                "organization_id": event.organization_text,
                 "event_type": event.event_type,
                 "key": item.key,
                 "generation": _generation(item),

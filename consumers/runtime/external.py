@@ -93,15 +93,15 @@ class External:
         finally:
             if not self._core.abandoned:
                 called = {id(items[i]) for i in prepared} if started else set()
-                busy = {(item.event.organization_id, item.key) for item in items if id(item) in called}
+                busy = {(item.event.organization_text, item.key) for item in items if id(item) in called}
                 for lane in lanes:
                     if lane not in busy:
-                        self._core.release(lane, put_back[lane])
+                        self._core.release(lane, put_back.get(lane))
         if items:
             faults.point("worker.after_claim")
         for i, value in prepared.items():
             item = items[i]
-            self._core.spawn(None, self._call((item.event.organization_id, item.key), item, value))
+            self._core.spawn(None, self._call((item.event.organization_text, item.key), item, value))
         await self._settling.settle_all(
             [(items[i], outcome) for i, outcome in enumerate(outcomes) if i not in prepared]
         )

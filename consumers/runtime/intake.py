@@ -23,7 +23,7 @@ from consumers.runtime.records import Record, RetryMark
 from consumers.runtime.settling import Settling
 from consumers.runtime.targets import UNADDRESSED, Targets
 from consumers.worker import Worker
-from schemas import Event
+from schemas import Event, published
 
 _OLDEST_MONTH = timedelta(days=400)
 _NEWEST = timedelta(days=31)
@@ -44,6 +44,9 @@ class Intake:
         self._longest_wait_ms = int(
             1000 * (retry.LONGEST_IN_KAFKA_S * (1 + core.policy.jitter) * scale + _CLOCKS_APART_S)
         )
+        self._of_others = frozenset(t.encode() for t in published.event_types() if not self.takes(t))
+        # What `targets` or a key of the worker's own may look at.
+        self._reads_at_once = self._many_targets or type(core.worker).key is not Worker.key
         self._months: set[tuple[int, int]] = set()
         self._reopened: set[date] = set()
         self._months_line: dict[Place, deque[tuple[Record, Event, RetryMark | None]]] = {}
@@ -80,16 +83,19 @@ class Intake:
             self.admit(record, mark)
 
     def admit(self, record: Record, mark: RetryMark | None) -> None:
-        if not record.ours:
-            # The type is in a header, so that other workers' records need not be decoded.
-            event_type = record.header("ce_type")
-            if event_type is not None and not self.takes(event_type):
-                self._core.poller.finish(record)
-                return
+        # Of what others take no more is read than its type.
+        if not record.ours and schemas.type_of(record.value) in self._of_others:
+            self._core.poller.finish(record)
+            return
         try:
             event = decode(record)
+            if self._reads_at_once:
+                event.read()
         except UndecodableRecord as error:
             self._core.spawn(record, self._settling.bury_record(record, error.error_class, error.message))
+            return
+        except schemas.DecodeError as error:
+            self._core.spawn(record, self._settling.bury_record(record, kind(error), str(error)))
             return
         if not record.ours and not self.takes(event.event_type):
             self._core.poller.finish(record)
@@ -191,12 +197,12 @@ class Intake:
 
 
 def decode(record: Record) -> Event:
-    """The event in the record, its payload checked against its type. UndecodableRecord with the reason."""
+    """The event in the record, its payload left for later. UndecodableRecord with the reason."""
     if not record.value:
         raise UndecodableRecord("EmptyRecord", "the record has no value")
     try:
-        event = schemas.decode(record.value)
-        if not _EVENT_TYPE.fullmatch(event.event_type):
+        event = schemas.read(record.value)
+        if event.event_type not in published.event_types() and not _EVENT_TYPE.fullmatch(event.event_type):
             raise UndecodableRecord(
                 "BadEnvelope", f"event_type {event.event_type[:100]!r} is not {{entity}}.{{action}}"
             )

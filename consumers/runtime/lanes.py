@@ -17,21 +17,13 @@ Taken: TypeAlias = tuple[Any, str, list[T]]
 """An organization, a key, and its items in order."""
 
 
-class _Lane(Generic[T]):
-    __slots__ = ("items", "running")
-
-    def __init__(self) -> None:
-        self.items: deque[T] = deque()
-        self.running = False
-
-
 class _Organization(Generic[T]):
     __slots__ = ("lanes", "ready", "running")
 
     def __init__(self) -> None:
-        self.lanes: dict[str, _Lane[T]] = {}
+        self.lanes: dict[str, list[T]] = {}  # most hold one item, and a list is the least that holds more
         self.ready: deque[str] = deque()
-        self.running = 0
+        self.running: set[str] = set()
 
 
 class Lanes(Generic[T]):
@@ -49,15 +41,19 @@ class Lanes(Generic[T]):
 
     def add(self, organization: Hashable, key: str, item: T) -> None:
         """Put `item` behind all others of its key."""
-        org = self._organizations.setdefault(organization, _Organization())
+        org = self._organizations.get(organization)
+        if org is None:
+            org = self._organizations[organization] = _Organization()
+        self._waiting += 1
         lane = org.lanes.get(key)
         if lane is None:
-            lane = org.lanes[key] = _Lane()
-        lane.items.append(item)
-        self._waiting += 1
-        if len(lane.items) == 1 and not lane.running:
-            org.ready.append(key)
-            self._queue(organization, org)
+            org.lanes[key] = [item]
+        else:
+            lane.append(item)
+            if len(lane) > 1 or key in org.running:
+                return
+        org.ready.append(key)
+        self._queue(organization, org)
 
     def take(self, limit: int, *, per_lane: int = 1) -> list[Taken[T]]:
         """Up to `limit` items, at most `per_lane` from each lane, as (organization, key, items in order).
@@ -70,12 +66,15 @@ class Lanes(Generic[T]):
             org = self._organizations[organization]
             key = org.ready.popleft()
             lane = org.lanes[key]
-            items = [lane.items.popleft() for _ in range(min(limit, per_lane, len(lane.items)))]
+            if len(lane) <= min(limit, per_lane):
+                items, org.lanes[key] = lane, []
+            else:
+                items = lane[: min(limit, per_lane)]
+                del lane[: len(items)]
             limit -= len(items)
             self._waiting -= len(items)
             self._running += 1
-            lane.running = True
-            org.running += 1
+            org.running.add(key)
             taken.append((organization, key, items))
             self._queue(organization, org)
         return taken
@@ -84,15 +83,14 @@ class Lanes(Generic[T]):
         """What was taken from the lane is over. `put_back` goes to its front again, in order."""
         org = self._organizations[organization]
         lane = org.lanes[key]
-        if not lane.running:
+        if key not in org.running:
             raise ValueError(f"lane {key!r} is not running")
-        lane.running = False
-        org.running -= 1
+        org.running.remove(key)
         self._running -= 1
         if put_back:
-            lane.items.extendleft(reversed(put_back))
+            lane[:0] = put_back
             self._waiting += len(put_back)
-        if lane.items:
+        if lane:
             org.ready.append(key)
         else:
             del org.lanes[key]
@@ -105,11 +103,11 @@ class Lanes(Generic[T]):
         dropped: list[T] = []
         for organization, org in list(self._organizations.items()):
             for key, lane in list(org.lanes.items()):
-                kept: deque[T] = deque()
-                for item in lane.items:
+                kept: list[T] = []
+                for item in lane:
                     (dropped if condition(item) else kept).append(item)
-                lane.items = kept
-                if not kept and not lane.running:
+                lane[:] = kept
+                if not kept and key not in org.running:
                     org.ready.remove(key)
                     del org.lanes[key]
             if not org.ready:
@@ -121,7 +119,7 @@ class Lanes(Generic[T]):
 
     def _queue(self, organization: Hashable, org: _Organization[T]) -> None:
         """Give the organization a turn, last in line, if it has something ready and room to run it."""
-        if org.ready and (self._limit is None or org.running < self._limit):
+        if org.ready and (self._limit is None or len(org.running) < self._limit):
             if organization not in self._turns:
                 self._turns[organization] = None
         else:

@@ -7,6 +7,7 @@ share nothing but the loop, the pool and the fate: when one fails, all end, and 
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import signal
 from collections.abc import Sequence
@@ -34,6 +35,9 @@ _log = get_logger(__name__)
 async def run(workers: Sequence[Worker], settings: WorkerSettings, *, log_records: bool = False) -> bool:
     """Work until a signal. True when all that was in hand was finished; raises what ended a worker by itself."""
     check_client(settings.runtime.group_protocol, confluent_kafka.libversion()[0])
+    # What is in hand is objects by the ten thousand that form no cycles: looking for some took a tenth of the time.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     stop, stop_now = asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:

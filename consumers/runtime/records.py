@@ -26,6 +26,8 @@ MAX_OFFSET = 2**63 - 1
 MAX_REPLAY = 2**63 - 1
 MAX_MS = 253_402_300_799_999  # the end of the year 9999, where datetime ends
 
+_USUAL_HEADERS, _HEADER_BYTES = 16, 150  # of these nobody counts each
+
 _TOPIC = re.compile(rb"[A-Za-z0-9._-]{1,249}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -95,11 +97,14 @@ class Record:
     again: int = 0
     """The number of the replay that asks for it again; 0: none does."""
 
-    @property
-    def size(self) -> int:
-        """Bytes it holds in memory, roughly."""
-        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
-        return len(self.value or b"") + len(self.key or b"") + headers + 500
+    size: int = 0
+    """Bytes it holds in memory, roughly."""
+
+    def __post_init__(self) -> None:
+        headers = _HEADER_BYTES * len(self.headers)
+        if len(self.headers) > _USUAL_HEADERS:
+            headers += sum(len(value or b"") for _, value in self.headers)
+        self.size = len(self.value or b"") + len(self.key or b"") + headers + 500
 
     def header(self, name: str) -> str | None:
         """The last header of that name as text; None when there is none."""
@@ -223,6 +228,8 @@ def with_origin(record: Record) -> list[tuple[str, bytes | None]]:
 
 def cut(text: str, limit: int = MAX_ERROR_BYTES) -> str:
     """`text` within `limit` bytes of UTF-8, without NUL and lone surrogates (Postgres takes neither)."""
+    if len(text) <= limit and text.isascii() and "\x00" not in text:
+        return text
     clean = text.replace("\x00", "").encode("utf-8", "replace")
     return clean.decode() if len(clean) <= limit else clean[: limit - 3].decode("utf-8", "ignore") + "..."
 

@@ -15,11 +15,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
@@ -38,6 +36,7 @@ from consumers.runtime.health import Signs
 from consumers.runtime.intake import Intake
 from consumers.runtime.keeping import Keeping
 from consumers.runtime.lanes import Taken
+from consumers.runtime.judging import kind
 from consumers.runtime.marks import Marks
 from consumers.runtime.outgoing import Outgoing
 from consumers.runtime.periodic import Periodic
@@ -294,20 +293,25 @@ class WorkerService:
         """Start a batch with what was taken; a delivery twice in it (a duplicate record) waits for the next one."""
         items: list[Item] = []
         lanes: list[tuple[Any, str]] = []
-        seen: set[tuple[UUID, str]] = set()
-        put_back: dict[tuple[Any, str], list[Item]] = defaultdict(list)
+        seen: set[tuple[str, str]] = set()
+        put_back: dict[tuple[Any, str], list[Item]] = {}
         for organization, key, lane_items in taken:
-            lanes.append((organization, key))
+            lane = (organization, key)
+            lanes.append(lane)
             for item in lane_items:
                 if not item.record.place.alive:
                     continue
-                if put_back[organization, key] or item.identity in seen:
-                    put_back[organization, key].append(item)
-                else:
-                    seen.add(item.identity)
-                    items.append(item)
-        for item in items:
-            item.record.place.running += 1
+                if lane in put_back or (identity := item.identity) in seen:
+                    put_back.setdefault(lane, []).append(item)
+                    continue
+                try:
+                    item.event.read()
+                except schemas.DecodeError as error:
+                    self._core.spawn(item.record, self._settling.bury_record(item.record, kind(error), str(error)))
+                    continue
+                seen.add(identity)
+                items.append(item)
+                item.record.place.running += 1
         faults.point("worker.before_claim")
         self._handling.begin(lanes, items, put_back)
 

@@ -37,9 +37,12 @@ class Settling:
 
     async def settle_all(self, outcomes: list[tuple[Item, Outcome]]) -> None:
         """After the commit: what must be produced is produced, then the records are finished."""
+        self._core.settled_all(item for item, outcome in outcomes if type(outcome) is Done)
         waiting = []
         for item, outcome in outcomes:
-            if isinstance(outcome, (Done, Duplicate, Blocked)) or (isinstance(outcome, PutOff) and outcome.keep):
+            if type(outcome) is Done:
+                continue
+            if isinstance(outcome, (Duplicate, Blocked)) or (isinstance(outcome, PutOff) and outcome.keep):
                 self._core.settled(item)
                 if isinstance(outcome, PutOff) and outcome.state == "waiting":
                     self._core.say_retried(item, outcome)

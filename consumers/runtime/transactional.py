@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import defaultdict
 from typing import Any
-from uuid import UUID
 
 from afluente import faults
 from afluente.postgres import act_for
@@ -33,7 +32,7 @@ class Transactional:
     def __init__(self, core: Core, settling: Settling) -> None:
         self._core, self._settling = core, settling
         self._running = 0
-        self._breaks: dict[tuple[UUID, str], list[BaseException]] = defaultdict(list)
+        self._breaks: dict[tuple[str, str], list[BaseException]] = defaultdict(list)
 
     @property
     def busy(self) -> bool:
@@ -64,7 +63,7 @@ class Transactional:
             self._running -= 1
             if not self._core.abandoned:
                 for lane in lanes:
-                    self._core.release(lane, put_back[lane])
+                    self._core.release(lane, put_back.get(lane))
         self._core.say_delivered(
             [item for item, outcome in zip(items, outcomes, strict=True) if isinstance(outcome, Done)]
         )
