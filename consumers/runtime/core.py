@@ -310,7 +310,9 @@ class Core:
         due = outcome.due.isoformat() if outcome.due else None
         snoozed = outcome.attempts < item.attempt
         limited = outcome.error_class in LIMITED
-        if snoozed:
+        if limited:
+            self.figures.put_off += 1
+        elif snoozed:
             self.figures.snoozed += 1
         else:
             self.figures.retried += 1

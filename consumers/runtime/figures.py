@@ -27,7 +27,7 @@ class Figures:
         self.records = 0
         self.done: Counter[str] = Counter()
         """By event type."""
-        self.retried = self.snoozed = self.dead = self.duplicates = 0
+        self.retried = self.snoozed = self.put_off = self.dead = self.duplicates = 0
         self.runs = 0
         """Runs of a handler, whatever became of them."""
         self.handler_s = Histogram(_HANDLER_S)
@@ -87,6 +87,7 @@ class Figures:
             "done": self.done_count,
             "retried": self.retried,
             "snoozed": self.snoozed,
+            "put_off": self.put_off,
             "dead": self.dead,
             "duplicate": self.duplicates,
         }

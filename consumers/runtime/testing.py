@@ -24,10 +24,12 @@ from consumers.worker import (
     Context,
     Delivery,
     ExternalWorker,
+    NotMade,
     Reject,
     RetryAfter,
     Snooze,
     TransactionalWorker,
+    Unknown,
     Worker,
 )
 from schemas import Event
@@ -37,7 +39,7 @@ from schemas import Event
 class Ran:
     """What came of a delivery. `error` is what the handler raised; `result` what an external call returned."""
 
-    outcome: Literal["done", "snoozed", "retried", "rejected", "failed"]
+    outcome: Literal["done", "snoozed", "retried", "rejected", "failed", "needs_review"]
     """`retried`: it raised RetryAfter, an attempt with a wait of its own; `failed`: any other error, with backoff."""
     error: BaseException | None = None
     result: Any = None
@@ -60,12 +62,14 @@ async def run(
     attempt: int = 1,
     generation: int = 0,
     next_attempt_at: datetime | None = None,
+    unknown: bool = False,
     clock: Clock | None = None,
 ) -> Ran:
     """One run of one delivery, committed when it is done. `conn` is an `afluente_worker` connection outside a
     transaction.
 
-    `next_attempt_at` is what `failed` sees: None makes this the last attempt.
+    `next_attempt_at` is what `failed` sees: None makes this the last attempt. `unknown`: a call was made before, and
+    its outcome is not known, as after a crash (see `ExternalWorker.resend`).
     """
     kit = _Kit(worker, conn, clock or SystemClock())
     delivery = Delivery(worker.name, event, target, attempt, generation)
@@ -74,7 +78,7 @@ async def run(
     if isinstance(worker, TransactionalWorker):
         return await kit.transactional(worker, delivery)
     assert isinstance(worker, ExternalWorker)
-    return await kit.external(worker, delivery, next_attempt_at)
+    return await kit.external(worker, delivery, next_attempt_at, unknown)
 
 
 async def run_batch(
@@ -158,7 +162,11 @@ class _Kit:
             return first + await self.batch(worker, deliveries[middle:])
         return [Ran("done", emitted=context.emitted if i == 0 else []) for i in range(len(deliveries))]
 
-    async def external(self, worker: ExternalWorker, delivery: Delivery, next_attempt_at: datetime | None) -> Ran:
+    async def external(
+        self, worker: ExternalWorker, delivery: Delivery, next_attempt_at: datetime | None, unknown: bool
+    ) -> Ran:
+        if unknown and worker.resend == "never":
+            return Ran("needs_review")
         prepared, result = None, None
         emitted: list[UUID] = []
 
@@ -171,11 +179,22 @@ class _Kit:
 
         try:
             prepared = await step(lambda delivery, _, context: worker.prepare(delivery, context), None)
-            async with self._timeout():
-                result = await worker.call(delivery, prepared)
+            made = False
+            if unknown and worker.resend == "lookup":
+                try:
+                    async with self._timeout():
+                        result = await worker.lookup(delivery, prepared)
+                    made = True
+                except NotMade:
+                    unknown = False
+            if not made:
+                async with self._timeout():
+                    result = await worker.call(delivery, prepared)
             await step(worker.record, result)
         except Exception as error:
             ran = self._ran(error)
+            if isinstance(error, Unknown) and worker.resend == ("lookup" if unknown else "never"):
+                ran = Ran("needs_review", error)
             if ran.outcome != "snoozed":
                 context = self._context(delivery, next_attempt_at)
                 async with self._conn.transaction(), act_for(self._conn, delivery.organization_id), self._timeout():

@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import itertools
+import signal
 import time
 from collections import Counter, defaultdict
 from uuid import uuid4
@@ -19,11 +20,13 @@ from tests.consumers.runtime.limited_workers import Metered
 from tests.consumers.runtime.support import (
     MESSAGE,
     PARTITIONS,
+    ROOT,
     create_topics,
     effects,
     organizations_everywhere,
     produce,
     row,
+    short_sessions,
     states,
     until,
 )
@@ -145,10 +148,11 @@ def by_organization(calls):
     return times
 
 
-@pytest.mark.parametrize("near_s", [rates.NEAR_S, 0.05])
-async def test_the_rate_holds_over_two_members_a_restart_and_failures(database, topics, running, monkeypatch, near_s):
-    """With 0.05 s all but the nearest wait durably, and come back through a retry topic."""
-    monkeypatch.setattr(rates, "NEAR_S", near_s)
+@pytest.mark.parametrize("keep_s", [pytest.param(30.0, marks=pytest.mark.faults_long), 0.5])
+async def test_the_rate_holds_over_two_members_a_restart_and_failures(database, topics, running, monkeypatch, keep_s):
+    """Some wait in memory, some come back through a retry topic (30.0) or out of Postgres (0.5)."""
+    monkeypatch.setattr(rates, "NEAR_S", 0.4)
+    monkeypatch.setattr(rates, "KEEP_BEYOND_S", keep_s)
     monkeypatch.setattr(rates, "LEAD_S", 0.2)
     organizations = organizations_everywhere(database, 3)
     first, second = Metered(), Metered()
@@ -172,12 +176,53 @@ async def test_the_rate_holds_over_two_members_a_restart_and_failures(database, 
     assert attempts == [(1, 75), (2, 15)]  # waiting used none
 
 
+@pytest.mark.faults_long
+@pytest.mark.timeout(240)
+def test_the_rate_holds_over_members_that_are_killed(database, topics, processes, tmp_path, effects_table):
+    """Two members, each killed once in the middle and begun anew; the handler notes each call before it makes it."""
+    organizations = organizations_everywhere(database, 3)
+    create_topics(topics, Metered.name)
+    short_sessions(topics, Metered.name)
+    spelling = "tests.consumers.runtime.limited_workers:Metered"
+    file, log = tmp_path / "calls", tmp_path / "faults"
+    file.touch()
+    env = {
+        "PYTHONPATH": ROOT,
+        "AFLUENTE_CLAIM_RENEW_S": "0.5",
+        "AFLUENTE_CLAIM_TAKEOVER_S": "2",
+        "AFLUENTE_BACKOFF_SCALE": "0.001",
+        "CALLS_FILE": file,
+    }
+    rows = [received(organizations[n % 3], "fail" if n % 20 == 0 else "oi") for n in range(600)]
+    produce(topics, rows)
+
+    def calls():
+        return [line.split() for line in file.read_text().splitlines()]
+
+    first, second = (
+        processes.start("worker", "run", spelling, env=env | {"AFLUENTE_FAULT": fault, "AFLUENTE_FAULT_LOG": log})
+        for fault in ("worker.after_call:60", "worker.in_handler:90")
+    )
+    third = processes.start("worker", "run", spelling, env=env)
+    for victim in (first, second):
+        assert victim.wait(120) == -signal.SIGKILL, victim.log[-3000:]
+    fourth = processes.start("worker", "run", spelling, env=env)
+    until(lambda: states(database, Metered.name) == {"done": 600}, 90)
+    assert log.read_text().count("KILL") == 2
+    for process in (third, fourth):
+        assert process.terminate() == 0
+    by = by_organization((float(at), organization, event) for at, organization, event in calls())
+    for times in by.values():
+        assert most_in_a_window(times, 1.0) <= 20
+    assert Counter(e for e, *_ in effects(database)) == dict.fromkeys([r.id for r in rows], 1)
+
+
 class Thirty(Metered):
     policy = Policy(rate=Rate(30, 60, burst=10), concurrency=20)
 
 
 async def test_one_at_its_limit_holds_no_place_and_another_on_its_partition_flows(database, topics, running):
-    await other_flows(database, topics, running, 1500)
+    await other_flows(database, topics, running, 500)
 
 
 @pytest.mark.faults_long
@@ -222,10 +267,10 @@ async def test_each_key_has_its_rate_and_its_order(database, topics, running):
     create_topics(topics, Keyed.name)
     keys = [uuid4() for _ in range(3)]
     worker = Keyed()
-    rows = [received(organization, entity=keys[n % 3]) for n in range(24)]
+    rows = [received(organization, entity=keys[n % 3]) for n in range(18)]
     async with running(worker) as member:
         produce(topics, rows)
-        await member.of("worker.delivered", count=24, timeout=40)
+        await member.of("worker.delivered", count=18, timeout=40)
         assert await member.stop()
     for key in keys:
         wanted = [r.id for r in rows if r.entity_id == key]

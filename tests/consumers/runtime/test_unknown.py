@@ -8,8 +8,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+import schemas
 from consumers import ExternalWorker, Policy, dead_letters
 from consumers.errors import BadWorker
+from consumers.runtime import testing
 from consumers.runtime.service import check
 from tests.consumers.runtime.limited_workers import Delicate, Metered, Once
 from tests.consumers.runtime.support import (
@@ -119,6 +121,25 @@ async def test_a_call_cut_by_its_timeout_is_looked_up_too(database, topics, runn
         assert await once.stop()
     assert with_effects(database, Delicate.name) == {slow.id: "looked up", broken.id: "looked up"}
     assert count(notes, "CALLS_FILE") == {str(slow.id): 2, str(broken.id): 2}  # each worker once
+
+
+@pytest.mark.parametrize(
+    ("worker", "body", "outcome", "result", "calls", "lookups"),
+    [
+        (Delicate(), "hang", "done", "called", 1, 0),
+        (Delicate(), "hang, not made", "done", "called", 1, 1),
+        (Delicate(), "hang, cannot be told", "needs_review", None, 0, 1),
+        (Delicate(), "hang, nobody answers", "failed", None, 0, 1),
+        (Once(), "hang", "needs_review", None, 0, 0),
+    ],
+)
+async def test_the_kit_shows_each_way(database, effects_table, notes, worker, body, outcome, result, calls, lookups):
+    (notes / "GATE").touch()
+    happened = schemas.decode(schemas.encode(event(database.organization(), body)))
+    async with await database.connect_async(autocommit=True) as conn:
+        ran = await testing.run(worker, happened, conn, unknown=lookups > 0 or worker.resend == "never")
+    assert (ran.outcome, ran.result) == (outcome, result)
+    assert (count(notes, "CALLS_FILE").total(), count(notes, "LOOKUPS_FILE").total()) == (calls, lookups)
 
 
 @pytest.mark.timeout(120)
