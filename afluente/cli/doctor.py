@@ -81,7 +81,7 @@ def doctor(
 
 def examine(environment: Mapping[str, str], state_dir: Path) -> Iterator[Finding]:
     """All checks in order, each looking at the world as it is yielded."""
-    from afluente.cli import doctor_relay
+    from afluente.cli import doctor_relay, doctor_worker
     from afluente.local import stack as stacks
 
     environment = dict(environment)
@@ -100,6 +100,7 @@ def examine(environment: Mapping[str, str], state_dir: Path) -> Iterator[Finding
     yield from _kafka(environment)
     yield from _postgres(environment)
     yield from doctor_relay.examine(environment)
+    yield from doctor_worker.examine(environment)
 
 
 def _names_others(environment: Mapping[str, str], stack: Any) -> bool:

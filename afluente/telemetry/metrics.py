@@ -53,8 +53,8 @@ COLLECTED: dict[str, tuple[tuple[str, ...], str]] = {
     "afluente_worker_records_total": (("worker",), "records read"),
     "afluente_worker_outcomes_total": (
         ("worker", "outcome"),
-        "of deliveries: done, retried, snoozed, put_off (for a rate or breaker), dead, or duplicate (its delivery is "
-        "known: nothing to do)",
+        "of deliveries: done, retried, snoozed, put_off (for a rate or a breaker), dead, or duplicate (known, "
+        "and nothing to do)",
     ),
     "afluente_worker_handler_seconds": (("worker",), "of a handler's run; in a batch each one's share"),
     "afluente_worker_due_lateness_seconds": (("worker",), "how long after its due time a retry was taken up"),

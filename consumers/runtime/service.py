@@ -13,6 +13,8 @@ What must stay true:
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,9 +36,9 @@ from consumers.runtime.deliveries import Item
 from consumers.runtime.external import External
 from consumers.runtime.health import Signs
 from consumers.runtime.intake import Intake
+from consumers.runtime.judging import kind
 from consumers.runtime.keeping import Keeping
 from consumers.runtime.lanes import Taken
-from consumers.runtime.judging import kind
 from consumers.runtime.marks import Marks
 from consumers.runtime.outgoing import Outgoing
 from consumers.runtime.periodic import Periodic
@@ -99,9 +101,8 @@ class WorkerService:
         Raises what ended the poll thread, if it ended by itself.
         """
         self._core.start()
-        await asyncio.to_thread(self._require_topics)
-        await self._core.transaction(self._keeping.register)
-        await self.worker.open()
+        if not await self._prepared(stop):
+            return True
         self._sender = Sender(
             partial(kafka.producer, self._kafka, message_timeout_ms=30_000, message_max_bytes=4_000_000)
         )
@@ -141,6 +142,26 @@ class WorkerService:
             await asyncio.gather(*background, *self._core.tasks, return_exceptions=True)
             await self._leave()
         return drained
+
+    async def _prepared(self, stop: asyncio.Event) -> bool:
+        """All that comes before the first record. False when it was stopped first: a server may be away for long."""
+        preparing = self._core.loop.create_task(self._prepare())
+        stopped = self._core.loop.create_task(stop.wait())
+        try:
+            await asyncio.wait([preparing, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if preparing.done():
+                preparing.result()
+                return True
+            return False
+        finally:
+            preparing.cancel()
+            stopped.cancel()
+            await asyncio.gather(preparing, stopped, return_exceptions=True)
+
+    async def _prepare(self) -> None:
+        await asyncio.to_thread(self._require_topics)
+        await self._core.transaction(self._keeping.register)
+        await self.worker.open()
 
     # Asked from any thread.
 
@@ -217,6 +238,7 @@ class WorkerService:
             partial(
                 make_reader,
                 max_poll_interval_ms=60_000,
+                client_id=f"{socket.gethostname()}.{os.getpid()}",  # whose it is, to whoever looks at the group
                 **({"group_instance_id": instance} if (instance := self._core.options.group_instance_id) else {}),
                 **protocol,
             ),

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 import schemas
 from afluente import kafka as clients
+from afluente.cli import doctor_worker
 from afluente.cli.worker import app
 from afluente.errors import Refused
 from consumers import ExternalWorker, Policy
@@ -113,6 +114,9 @@ def test_a_process_that_starts_while_it_is_paused_begins_nothing(database, topic
     listed = {each["worker"]: each for each in command("list")[1]}
     assert listed["plain-worker"]["paused"]["reason"] == "a new release"
     assert listed["webhook-dispatch-worker"]["paused"] is None
+    [found] = doctor_worker.examine(processes.env)
+    assert (found.check, found.fix) == ("worker.paused", "afluente worker resume plain-worker")
+    assert found.found.endswith(": a new release")
     assert worker.events("worker.delivered") == []
 
     code, resumed = command("resume", "plain-worker")

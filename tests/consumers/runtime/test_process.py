@@ -75,6 +75,21 @@ def test_several_workers_share_a_process(organization, database, topics, process
     assert len(effects(database)) == 3 * len(rows)
 
 
+def test_when_one_of_several_cannot_run_all_end(organization, topics, processes):
+    create_topics(topics, "plain-worker")
+    process = processes.start("worker", "run", f"{WORKERS}:Plain", f"{WORKERS}:Batch", env=ENV)
+    assert process.wait(30) == 1
+    assert "batch-worker needs topics that do not exist" in process.log
+
+
+def test_a_stop_is_heard_while_postgres_is_away(organization, topics, processes):
+    create_topics(topics, "plain-worker")
+    nobody = {"DATABASE_URL": "postgresql://postgres@127.0.0.1:1/nowhere", "AFLUENTE_METRICS": "127.0.0.1:0"}
+    process = processes.start("worker", "run", f"{WORKERS}:Plain", env=ENV | nobody)
+    process.wait_for("process.metrics")
+    assert process.terminate(timeout=15) == 0
+
+
 def test_a_worker_nobody_knows_and_topics_nobody_made(organization, topics, processes):
     unknown = processes.run("worker", "run", "webhook-dispach-worker", env=ENV)
     assert unknown.returncode == 2
