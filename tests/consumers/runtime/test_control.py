@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from datetime import timedelta
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -12,14 +13,14 @@ from afluente import kafka as clients
 from afluente.cli import doctor_worker
 from afluente.cli.worker import app
 from afluente.errors import Refused
-from consumers import ExternalWorker, Policy
+from consumers import ExternalWorker, Policy, Snooze
 from consumers.runtime import control, status
-from tests.consumers.runtime.support import ROOT, create_topics, effects, lag, produce, row, until
+from tests.consumers.runtime.support import MESSAGE, ROOT, create_topics, delivery, effects, lag, produce, row, until
 from tests.consumers.runtime.workers import RECEIVED, write_effect
 
 
 class Gated(ExternalWorker):
-    """Each call says that it began, and waits for the gate."""
+    """Each call says that it began, and waits for the gate; one that is asked to wants to come back later."""
 
     name = "gated-worker"
     event_types = RECEIVED
@@ -30,6 +31,8 @@ class Gated(ExternalWorker):
         self.gate = asyncio.Event()
 
     async def call(self, delivery, prepared):
+        if delivery.payload["body"] == "later" and not self.began:
+            raise Snooze(timedelta(hours=3))
         self.began.append(delivery.event.id)
         await self.gate.wait()
 
@@ -46,6 +49,9 @@ async def test_what_runs_is_finished_and_nothing_begins_until_it_is_resumed(data
             return action(conn, "gated-worker", by="ana", **given)
 
     async with running(worker) as service:
+        core = service.service._core
+        later = produce(topics, [row(organization, payload=MESSAGE | {"body": "later"})])[0]
+        await service.of("worker.snoozed")
         first = produce(topics, [row(organization)])[0]
         await asyncio.to_thread(until, lambda: worker.began)
         held, changed = ordered(control.pause, reason="the provider is down")
@@ -61,17 +67,20 @@ async def test_what_runs_is_finished_and_nothing_begins_until_it_is_resumed(data
         await service.of("worker.delivered", event_id=str(first.id))
         # what was done is committed, and the others are in hand
         await asyncio.to_thread(until, lambda: lag(topics, worker.name, source) == len(others))
-        await asyncio.to_thread(
-            until, lambda: service.service.signs().partitions and len(service.service._core.lanes) == 5
-        )
+        await asyncio.to_thread(until, lambda: len(core.lanes) == 5)
+        # what waits in Postgres stays there, though it is due: in a topic it would expire
+        database.execute("UPDATE event_delivery SET next_attempt_at = now() WHERE event_id = %s", [later.id])
+        core.keep_work.set()
+        await asyncio.to_thread(until, lambda: not core.keep_work.is_set())
+        assert delivery(database, worker.name, later.id)["kept"]
         signs = service.service.signs()
         assert (signs.partitions, signs.paused, signs.ready) == (partitions, held, True)
         assert worker.began == [first.id]
 
         assert ordered(control.resume) == held
-        await service.of("worker.delivered", count=6)
+        await service.of("worker.delivered", count=7)
         assert ordered(control.resume) is None
-    assert {event for event, *_ in effects(database)} == {first.id, *(event.id for event in others)}
+    assert {event for event, *_ in effects(database)} == {later.id, first.id, *(event.id for event in others)}
     history = "SELECT paused_by, reason, resumed_by, resumed_at > paused_at FROM worker_control"
     assert database.execute(history) == [("ana", "the provider is down", "ana", True)]
 

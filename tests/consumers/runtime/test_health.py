@@ -113,20 +113,20 @@ def test_a_blocked_loop_is_dead_and_one_that_turns_again_is_alive(database, topi
     gate = tmp_path / "gate"
     env = {"PYTHONPATH": ROOT, "GATE": gate, "AFLUENTE_METRICS": "127.0.0.1:0", "AFLUENTE_STALLED_S": "1"}
     names = [f"tests.consumers.runtime.workers:{name}" for name in ("Blocking", "Plain")]
-    process = processes.start("worker", "run", *names, env=env)
+    process = processes.start("worker", "run", *names, env=env, log_records=False)
     http = Scraped(process)
     process.wait_for("worker.ready", count=2)
     assert http.get("/readyz")[0] == 200
     organization = database.organization()
     produce(topics, [row(organization)], transactional=True)
     process.wait_for("test.blocking")
-    until(lambda: http.get("/livez")[0] == 503)
+    until(lambda: http.get("/livez")[0] == 503, timeout=60)
     assert "the event loop has not turned for" in http.get("/livez")[1]
     assert http.get("/metrics")[0] == 200
 
     gate.touch()
-    process.wait_for("worker.delivered", count=2)
-    until(lambda: http.get("/livez")[0] == 200)
+    process.wait_for_total("worker.delivered", "count", 2)  # one line for many
+    until(lambda: http.get("/livez")[0] == 200, timeout=60)
     produce(topics, [row(organization, payload=MESSAGE | {"body": "reject"})])
     process.wait_for("worker.dead")
 
@@ -137,7 +137,7 @@ def test_a_blocked_loop_is_dead_and_one_that_turns_again_is_alive(database, topi
         # the markers of transactions count as nothing: lag reaches 0
         return dead == 1 and lags and not any(lags)
 
-    until(done)
+    until(done, timeout=60)
     found = http.numbers()
     assert found['afluente_event_log_consumed_total{event_type="message.received",worker="plain-worker"}'] == 1
     assert found['afluente_worker_outcomes_total{outcome="dead",worker="plain-worker"}'] == 1
