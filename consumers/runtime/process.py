@@ -7,7 +7,6 @@ share nothing but the loop, the pool and the fate: when one fails, all end, and 
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import signal
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from itertools import chain
 
 import confluent_kafka
 
+from afluente import memory
 from afluente.clock import SystemClock
 from afluente.errors import Refused
 from afluente.postgres import pool_async
@@ -35,9 +35,7 @@ _log = get_logger(__name__)
 async def run(workers: Sequence[Worker], settings: WorkerSettings, *, log_records: bool = False) -> bool:
     """Work until a signal. True when all that was in hand was finished; raises what ended a worker by itself."""
     check_client(settings.runtime.group_protocol, confluent_kafka.libversion()[0])
-    # What is in hand is objects by the ten thousand that form no cycles: looking for some took a tenth of the time.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    memory.expect_no_cycles(50_000)
     stop, stop_now = asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
-import gc
 import os
 import signal
 import threading
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from afluente import memory
 from afluente.cli.registry import use_registry
 from afluente.cli.relay.supervise import Lanes, stop_with_supervisor
 from afluente.errors import Refused
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from producers.relay.service import Options, Relay
 
 STOP_WITHIN_S = 9.0
-_M_ARENA_MAX = -8  # malloc.h
 AGAIN_AFTER_S = 1.0
 
 
@@ -66,7 +63,7 @@ def run(
     from afluente.settings import RelaySettings
     from producers.relay.service import Options
 
-    _use_few_arenas()
+    memory.use_few_heaps()
     if lane is not None and lanes is not None:
         raise typer.BadParameter("give --lanes or --lane, not both")
     settings = RelaySettings.read(os.environ)
@@ -108,10 +105,7 @@ class _Process:
         from producers.relay.service import Relay
 
         use_registry(self._settings.kafka.topic_prefix, writes=True)
-        # Chunks are small objects by the hundred thousand that form no cycles: looking for some took a fifth of the
-        # time. Beyond what is ever in hand at once, it is looked for after all.
-        gc.freeze()
-        gc.set_threshold(500_000, 10, 10)
+        memory.expect_no_cycles(500_000)
         options = replace(self._options, numbers=self._serve_metrics())
         self._relay = Relay(self._settings.kafka, self._settings.postgres.dsn, options, lane=lane, lanes=of)
         if not self._stop.is_set():
@@ -186,12 +180,3 @@ class _Process:
         options = self._options
         flags = [("--take-over", options.take_over), ("--log-records", options.log_records)]
         return [*(flag for flag, wanted in flags if wanted), "--chunk-rows", str(options.chunk_rows)]
-
-
-def _use_few_arenas() -> None:
-    """Two heaps for all threads, not one for each: a large backlog takes 100 MB instead of 120, and no more time.
-
-    To be called before the first thread begins: the limit is fixed then.
-    """
-    with suppress(AttributeError, OSError):  # glibc has it, others need it not
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)

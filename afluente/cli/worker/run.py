@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from afluente import memory
 from afluente.cli.exits import Exit
 from afluente.cli.output import say
 from afluente.cli.registry import use_registry
@@ -43,6 +44,7 @@ def run(
         say("afluente: name the workers to run, or --all")
         say("  try: afluente worker list")
         raise typer.Exit(Exit.USAGE)
+    memory.use_few_heaps()
     settings = WorkerSettings.read(os.environ)
     use_registry(settings.kafka.topic_prefix)
     workers = [load(name).configure(settings) for name in chosen]
