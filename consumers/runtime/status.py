@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -94,6 +94,18 @@ class Parked:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenBreaker:
+    """A destination that is left alone until then; then one call tries it (`probing`: now). `times`: in a row."""
+
+    destination: str
+    until: datetime
+    times: int
+    probing: bool
+    error_class: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerState:
     """One worker. `rate_per_s` is how many records it finished in `rate_over_s` seconds, `net_per_s` by how much the
     lag fell in them; None when nobody waited to see."""
@@ -111,6 +123,7 @@ class WorkerState:
     rate_over_s: float
     rate_per_s: float | None
     net_per_s: float | None
+    breakers: tuple[OpenBreaker, ...] = ()
 
     @property
     def lag(self) -> int:
@@ -192,12 +205,16 @@ def look(
     processes: dict[str, list[Process]] = {}
     for name, *rest in conn.execute(_QUERIES["processes"], {"worker": None}):
         processes.setdefault(name, []).append(Process(*rest))
+    breakers: dict[str, list[OpenBreaker]] = {}
+    for name, *rest in conn.execute(sql.queries("limits")["open_breakers"]):
+        breakers.setdefault(name, []).append(OpenBreaker(*rest))
     states = []
     for name in workers:
         looks = _Looks(
             before[name], after[name], parked_before.get(name, Parked()), parked.get(name, Parked()), seconds
         )
-        states.append(_state(admin, settings, conn, name, looks, heads, pauses.get(name), processes.get(name, [])))
+        state = _state(admin, settings, conn, name, looks, heads, pauses.get(name), processes.get(name, []))
+        states.append(replace(state, breakers=tuple(breakers.get(name, ()))))
     return states
 
 

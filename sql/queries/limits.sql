@@ -75,6 +75,14 @@ SELECT b.destination, b.failures, b.opened_count, b.open_until, b.probe_by, b.pr
  ORDER BY b.destination
    FOR UPDATE;
 
+-- name: open_breakers
+-- For people: which destinations are left alone, of all workers.
+SELECT worker, destination, open_until, opened_count, COALESCE(probe_until > clock_timestamp(), false) AS probing,
+       error_class, last_error
+  FROM worker_breaker
+ WHERE open_until IS NOT NULL
+ ORDER BY worker, destination;
+
 -- name: lock_breakers
 -- The rows that these outcomes may change: of a destination that failed, made at first sight; of one that did not, only if
 -- it is not as good as new.

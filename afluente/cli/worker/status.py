@@ -36,7 +36,8 @@ def status(
     lag_s (since the oldest of them was written; null: not known), rate_per_s and net_rate_per_s (over rate_over_s;
     net: by how much the lag fell), time_to_clear_s (null: the lag does not fall), oldest_unfinished {topic, partition,
     offset (null: nothing is committed yet), written_at} or null, waiting, waiting_due, next_due, claimed, blocked,
-    dead, counts_at_least (true: there are more than were counted), partitions [{topic, partition, committed, end, lag,
+    dead, counts_at_least (true: there are more than were counted), open_breakers [{destination, until, times, probing,
+    error}] (destinations that fail and are left alone until then), partitions [{topic, partition, committed, end, lag,
     member, oldest_at}] (for NAME all, else those with lag).
 
     \b
@@ -144,6 +145,16 @@ def described(state: WorkerState, *, whole: bool) -> dict[str, Any]:
         "blocked": of("blocked").count,
         "dead": dead,
         "counts_at_least": going_on >= COUNT_ROWS or dead >= COUNT_ROWS,
+        "open_breakers": [
+            {
+                "destination": breaker.destination,
+                "until": breaker.until,
+                "times": breaker.times,
+                "probing": breaker.probing,
+                "error": f"{breaker.error_class}: {breaker.error}",
+            }
+            for breaker in state.breakers
+        ],
         "partitions": [
             {
                 "topic": partition.topic,
@@ -200,12 +211,17 @@ def _print_one(row: dict[str, Any]) -> None:
     for title, rows, columns in (
         ("processes", row["processes"], ("host", "pid", "started_at", "silent_s")),
         ("members", row["group"]["members"], ("id", "client_id", "host", "instance_id", "partitions")),
+        ("destinations left alone", [_printable(breaker) for breaker in row["open_breakers"]], None),
         ("partitions behind", [p for p in row["partitions"] if p["lag"]], None),
     ):
         if rows:
             print(f"\n{title}")
             show(rows, columns=columns)
     say("next: afluente dlq list" if row["dead"] else "next: afluente worker status --format json")
+
+
+def _printable(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: printable(value) if isinstance(value, str) else value for key, value in row.items()}
 
 
 def _clears(row: dict[str, Any]) -> str:

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from afluente.cli.worker.status import described
 from consumers import Breaker, Reject, RetryAfter, Snooze
 from consumers.runtime.breakers import CLOSED, Outcome, Probe, Wait, admit, after, counts, open_s
+from consumers.runtime.status import look
 from tests.consumers.runtime.limited_workers import Patched
 from tests.consumers.runtime.support import MESSAGE, create_topics, produce, row, states
 
@@ -137,6 +139,9 @@ async def test_a_destination_that_is_down_burns_no_attempts_and_holds_up_no_othe
             "SELECT failures >= 3, opened_count >= 3, error_class, last_error FROM worker_breaker WHERE worker = %s",
             [worker.name],
         )
+        types = {worker.name: worker.event_types}
+        with database.connect(autocommit=True) as conn:
+            [state] = await asyncio.to_thread(look, topics.settings, conn, types, over_s=0)
         while_down = sum(destination == "down.example" for _, destination, _ in worker.calls)
         worker.down.clear()
         await member.of("worker.circuit_closed", destination="down.example")
@@ -144,6 +149,9 @@ async def test_a_destination_that_is_down_burns_no_attempts_and_holds_up_no_othe
         assert await member.stop()
     assert (opened["times"], again["error"]) == (1, "no answer")
     assert breaker == (True, True, "ConnectionError", "no answer")
+    [shown] = described(state, whole=True)["open_breakers"]
+    assert (shown["destination"], shown["error"]) == ("down.example", "ConnectionError: no answer")
+    assert shown["times"] >= 3
     # those in flight when it opened (at most the first batch), then one for each time that it was tried
     assert while_down <= 30 + 3
     assert states(database, worker.name) == {"done": 60}
