@@ -63,7 +63,7 @@ COLLECTED: dict[str, tuple[tuple[str, ...], str]] = {
         ("worker", "topic", "partition"),
         "to the end that a read_committed reader sees, of the partitions this process has",
     ),
-    "afluente_worker_lag_seconds": (("worker", "topic", "partition"), "age of the oldest unfinished record"),
+    "afluente_event_log_lag_seconds": (("worker", "topic", "partition"), "age of the oldest unfinished record"),
     "afluente_worker_in_hand_records": (("worker", "due"), "read and not finished: due now, or ahead of their time"),
     "afluente_worker_in_hand_bytes": (("worker", "due"), "the same in bytes"),
     "afluente_worker_partitions": (("worker", "state"), "assigned; and of them held, as too much is in hand; stalled"),

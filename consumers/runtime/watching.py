@@ -164,7 +164,7 @@ class Watching:
                 yield "afluente_worker_lag_records", labels, seen.lag
                 # Of what is not read yet, at least for how long it has not been read.
                 age_s = place.oldest_age_s() if place.records else now_s - seen.since_s if seen.lag else 0.0
-                yield "afluente_worker_lag_seconds", labels, age_s
+                yield "afluente_event_log_lag_seconds", labels, age_s
         for due, among in (("now", False), ("ahead", True)):
             of = [place for place in in_hand(places) if place.waits is among]
             yield "afluente_worker_in_hand_records", (worker, due), sum(place.records for place in of)
