@@ -49,7 +49,10 @@ def reprocess(
     A letter that changed since it was listed, or whose record is nowhere any more or too large, is in `failed`.
     KafkaException or psycopg.Error end it in the middle: what is done is committed, the rest is as before.
     """
-    outcome, pace, copies = Outcome(), pace or Pace(), Copies(settings)
+    outcome, pace = Outcome(), pace or Pace()
+    if not letters:
+        return outcome
+    copies = Copies(settings, (letter.worker for letter in letters))
     for batch in pace.batches([letter for letter in letters if isinstance(letter, Letter)], outcome):
         give(conn, settings, copies, batch, records_of(settings, conn, batch), outcome, actor, reason, now)
     for unread in pace.batches([letter for letter in letters if isinstance(letter, Undecodable)], outcome):

@@ -146,7 +146,8 @@ def give_edited(
 ) -> Outcome:
     """Give the edited record to the letter's worker and target. `conn` is `afluente_worker`, autocommit. KafkaException
     or psycopg.Error: the letter is dead as before, and can be edited or retried again."""
-    outcome, copies, letter = Outcome(), Copies(settings), edition.letter
+    outcome, letter = Outcome(), edition.letter
+    copies = Copies(settings, [letter.worker])
     details: dict[str, Any] = {"before_sha256": edition.before_sha256, "after_sha256": edition.after_sha256}
     if isinstance(letter, Undecodable):
         event = edition.event

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from afluente import kafka
+from afluente.errors import Refused
 from afluente.settings import KafkaSettings
 from consumers.runtime.outgoing import REFUSED
 from consumers.runtime.records import Headers
+from schemas.topics import Topics
 
 AT_ONCE = 100  # letters in one transaction: their rows are locked while their copies are on the way
 _FLUSH_S = 60.0
@@ -84,10 +86,14 @@ class Copy(NamedTuple):
 
 
 class Copies:
-    """Owns the producers."""
+    """Owns the producers. Refused at once when a worker has no retry.now."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(self, settings: KafkaSettings, workers: Iterable[str]) -> None:
         self._settings = settings
+        there = kafka.admin(settings).list_topics(timeout=kafka.METADATA_TIMEOUT_S).topics
+        for worker in sorted(set(workers)):
+            if (topic := Topics(settings.topic_prefix).retry(worker, "now")) not in there:
+                raise Refused(f"topic {topic} does not exist", hint=f"afluente topics apply --worker {worker}")
         self._producer = self._make()
         self._single: Producer | None = None
 
@@ -140,5 +146,7 @@ def _put(producer: Producer, copies: Sequence[Copy]) -> list[tuple[str, int, int
     if errors:
         raise KafkaException(errors[0])
     if left:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{left} copies were not confirmed in {_FLUSH_S:.0f} s"))
+        raise KafkaException(
+            KafkaError(KafkaError._TIMED_OUT, f"{left} of the copies were not confirmed in {_FLUSH_S:.0f} s")
+        )
     return answers

@@ -20,7 +20,7 @@ DECLARE
         ['\m(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{16,}\M', '<id>'],
         ['(?<![0-9])(?<!(?:http|status|code|answered)(?:/[0-9.<n>]+)?[ :=]{1,2})[0-9]+(?:[.,][0-9]+)*', '<n>']
     ];
-    _text text := left(error_pattern.error, 1000);
+    _text text := left(error_pattern.error, 500);
 BEGIN
     FOR _i IN 1 .. array_length(_rules, 1)
     LOOP

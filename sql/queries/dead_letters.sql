@@ -16,7 +16,7 @@ SELECT d.worker, d.event_id, d.target, d.organization_id, d.event_type, d.state,
    AND (%(since)s::timestamptz IS NULL OR d.updated_at >= %(since)s)
    AND (%(until)s::timestamptz IS NULL OR d.updated_at < %(until)s)
    AND (%(cause)s::text IS NULL OR %(cause)s = afluente.cause_id(
-           d.worker, d.event_type, d.error_class, afluente.error_pattern(d.last_error)))
+           d.worker, d.event_type, d.error_class, afluente.error_pattern(COALESCE(d.last_error, ''))))
    AND (%(entity_kind)s::text IS NULL OR EXISTS (
            SELECT FROM event_log e
             WHERE e.id = d.event_id AND e.created_at = d.event_created_at AND e.entity_kind = %(entity_kind)s))
@@ -39,51 +39,54 @@ SELECT u.worker, u.topic, u.partition, u.record_offset, u.record_timestamp, u.st
  LIMIT %(limit)s;
 
 -- name: causes
--- Dead letters of both kinds by what they have in common, the most frequent first. `events` is false when a filter asks for
--- what only events have.
-SELECT afluente.cause_id(g.worker, g.event_type, g.error_class, g.pattern), g.worker, g.event_type, g.error_class, g.pattern,
-       g.letters, g.organizations, g.first_seen_at, g.last_seen_at, g.example
-  FROM (
-       SELECT l.worker, l.event_type, l.error_class, afluente.error_pattern(l.error) AS pattern,
-              count(*) AS letters,
-              count(DISTINCT l.organization_id) AS organizations,
-              min(l.first_seen_at) AS first_seen_at,
-              max(l.dead_at) AS last_seen_at,
-              max(l.id) AS example  -- ids of events ascend: the newest event's
-         FROM (
-              SELECT d.worker, d.event_type, d.error_class, d.last_error AS error, d.organization_id,
-                     COALESCE(d.first_failure_at, d.updated_at) AS first_seen_at, d.updated_at AS dead_at,
-                     concat_ws(':', d.worker, d.event_id, NULLIF(d.target, '')) AS id
-                FROM event_delivery d
-               WHERE d.state = ANY (%(states)s::text[])
-                 AND (%(worker)s::text IS NULL OR d.worker = %(worker)s)
-                 AND (%(event_id)s::uuid IS NULL OR d.event_id = %(event_id)s)
-                 AND (%(target)s::text IS NULL OR d.target = %(target)s)
-                 AND (%(event_type)s::text IS NULL OR d.event_type = %(event_type)s)
-                 AND (%(organization_id)s::uuid IS NULL OR d.organization_id = %(organization_id)s)
-                 AND (%(error)s::text IS NULL
-                      OR strpos(lower(d.error_class || ': ' || d.last_error), lower(%(error)s)) > 0)
-                 AND (%(since)s::timestamptz IS NULL OR d.updated_at >= %(since)s)
-                 AND (%(until)s::timestamptz IS NULL OR d.updated_at < %(until)s)
-                 AND (%(entity_kind)s::text IS NULL OR EXISTS (
-                         SELECT FROM event_log e
-                          WHERE e.id = d.event_id AND e.created_at = d.event_created_at
-                            AND e.entity_kind = %(entity_kind)s))
-               UNION ALL
-              SELECT u.worker, NULL, u.error_class, u.error, NULL, u.created_at, u.created_at,
-                     format('%%s@%%s/%%s/%%s', u.worker, u.topic, u.partition, u.record_offset)
-                FROM undecodable_record u
-               WHERE %(undecodable)s
-                 AND u.state = ANY (%(states)s::text[])
-                 AND (%(worker)s::text IS NULL OR u.worker = %(worker)s)
-                 AND (%(error)s::text IS NULL OR strpos(lower(u.error_class || ': ' || u.error), lower(%(error)s)) > 0)
-                 AND (%(since)s::timestamptz IS NULL OR u.created_at >= %(since)s)
-                 AND (%(until)s::timestamptz IS NULL OR u.created_at < %(until)s)
-         ) l
-        GROUP BY l.worker, l.event_type, l.error_class, afluente.error_pattern(l.error)
-  ) g
- WHERE %(cause)s::text IS NULL OR %(cause)s = afluente.cause_id(g.worker, g.event_type, g.error_class, g.pattern)
- ORDER BY g.letters DESC, g.last_seen_at DESC, g.worker, g.pattern
+-- Dead letters of both kinds by what they have in common, the most frequent first; not the undecodable ones when a filter
+-- asks for what only events have. The pattern is the dear part: thousands of letters often have one and the same text.
+WITH letters AS MATERIALIZED (
+    SELECT d.worker, d.event_type, d.error_class, COALESCE(d.last_error, '') AS error, d.organization_id,
+           COALESCE(d.first_failure_at, d.updated_at) AS first_seen_at, d.updated_at AS dead_at,
+           concat_ws(':', d.worker, d.event_id, NULLIF(d.target, '')) AS id
+      FROM event_delivery d
+     WHERE d.state = ANY (%(states)s::text[])
+       AND (%(worker)s::text IS NULL OR d.worker = %(worker)s)
+       AND (%(event_id)s::uuid IS NULL OR d.event_id = %(event_id)s)
+       AND (%(target)s::text IS NULL OR d.target = %(target)s)
+       AND (%(event_type)s::text IS NULL OR d.event_type = %(event_type)s)
+       AND (%(organization_id)s::uuid IS NULL OR d.organization_id = %(organization_id)s)
+       AND (%(error)s::text IS NULL OR strpos(lower(d.error_class || ': ' || d.last_error), lower(%(error)s)) > 0)
+       AND (%(since)s::timestamptz IS NULL OR d.updated_at >= %(since)s)
+       AND (%(until)s::timestamptz IS NULL OR d.updated_at < %(until)s)
+       AND (%(entity_kind)s::text IS NULL OR EXISTS (
+               SELECT FROM event_log e
+                WHERE e.id = d.event_id AND e.created_at = d.event_created_at AND e.entity_kind = %(entity_kind)s))
+     UNION ALL
+    SELECT u.worker, NULL, u.error_class, u.error, NULL, u.created_at, u.created_at,
+           format('%%s@%%s/%%s/%%s', u.worker, u.topic, u.partition, u.record_offset)
+      FROM undecodable_record u
+     WHERE %(undecodable)s
+       AND u.state = ANY (%(states)s::text[])
+       AND (%(worker)s::text IS NULL OR u.worker = %(worker)s)
+       AND (%(error)s::text IS NULL OR strpos(lower(u.error_class || ': ' || u.error), lower(%(error)s)) > 0)
+       AND (%(since)s::timestamptz IS NULL OR u.created_at >= %(since)s)
+       AND (%(until)s::timestamptz IS NULL OR u.created_at < %(until)s)
+), patterns AS MATERIALIZED (
+    SELECT error, afluente.error_pattern(error) AS pattern
+      FROM (SELECT DISTINCT error FROM letters) AS errors
+), causes AS (
+    SELECT worker, event_type, error_class, pattern,
+           count(*) AS letters,
+           count(DISTINCT organization_id) AS organizations,
+           min(first_seen_at) AS first_seen_at,
+           max(dead_at) AS last_seen_at,
+           max(id) AS example  -- ids of events ascend: the newest event's
+      FROM letters
+      JOIN patterns USING (error)
+     GROUP BY worker, event_type, error_class, pattern
+)
+SELECT afluente.cause_id(worker, event_type, error_class, pattern), worker, event_type, error_class, pattern,
+       letters, organizations, first_seen_at, last_seen_at, example
+  FROM causes
+ WHERE %(cause)s::text IS NULL OR %(cause)s = afluente.cause_id(worker, event_type, error_class, pattern)
+ ORDER BY letters DESC, last_seen_at DESC, worker, pattern
  LIMIT %(limit)s;
 
 -- name: lock

@@ -101,7 +101,8 @@ def export(
     }
     if output != "-":
         show(result, format)
-    say(f"{len(outcome.done):,} dead letters written; they hold personal data")
+    limited = " (the limit)" if len(outcome.done) == limit else ""
+    say(f"{len(outcome.done):,} dead letters written{limited}; they hold personal data")
     if stopped:
         raise typer.Exit(Exit.INTERRUPTED)
     if not outcome.done:

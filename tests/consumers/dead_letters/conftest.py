@@ -17,12 +17,12 @@ def here(database, topics, monkeypatch, capsys):
     monkeypatch.setenv("AFLUENTE_TOPIC_PREFIX", topics.prefix)
     monkeypatch.setattr("afluente.telemetry.configure", lambda *arguments: None)  # it would outlive the test
 
-    def run(*arguments):
+    def run(*arguments, format="json"):
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            main(["dlq", *(str(argument) for argument in arguments), "--format", "json"])
+            main(["dlq", *(str(argument) for argument in arguments), "--format", format])
         said = capsys.readouterr()
-        data = orjson.loads(said.out) if said.out else None
+        data = orjson.loads(said.out) if said.out and format == "json" else said.out or None
         return SimpleNamespace(status=int(ended.value.code or 0), data=data, words=said.err)
 
     return run

@@ -5,8 +5,6 @@ import random
 import signal
 import string
 
-import pytest
-
 from consumers import ExternalWorker, Policy, Reject
 from tests.consumers.dead_letters.test_dlq import command, letters_of
 from tests.consumers.runtime.support import create_topics, delivery, states, until
@@ -108,12 +106,13 @@ def test_one_that_no_topic_takes_does_not_keep_the_others_dead(database, topics,
     assert states(database, "mended-worker") == {"waiting": 2, "dead": 1}
 
 
-@pytest.mark.parametrize("arguments", [("--probe", "--all"), ("--probe", "--relay", "--all")])
-def test_a_probe_is_of_one_worker(database, topics, here, bury, arguments):
+def test_a_probe_is_of_one_worker_and_a_missing_topic_is_said(database, topics, here, bury):
     topics.create(topics.relay_dead_letter, partitions=1)
     organization = database.organization()
     bury(organization)
+    missing = here("retry", "--all", "--yes", "--reason", "x")
+    assert (missing.status, "retry.now does not exist" in missing.words) == (1, True)
     bury(organization, worker="other-worker")
-    ran = here("retry", *arguments, "--yes", "--reason", "x")
-    assert ran.status == (2 if "--relay" not in arguments else 3)
+    for arguments, status in ((["--all"], 2), (["--relay", "--all"], 3)):
+        assert here("retry", "--probe", *arguments, "--yes", "--reason", "x").status == status
     assert states(database, "mended-worker") == {"dead": 1}

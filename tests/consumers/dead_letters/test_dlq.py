@@ -247,51 +247,46 @@ async def test_bytes_that_are_no_event_are_listed_shown_retried_and_discarded(
     ]
 
 
-def test_what_is_not_the_relays_on_its_dead_letter_topic_is_said_to_be_that(
-    topics, organization, worker_topics, processes
-):
+def test_what_is_not_the_relays_on_its_dead_letter_topic_is_said_to_be_that(topics, worker_topics, here):
     strangers = (b"{", b"[]", b"\xff", b"", None, b"[" * 100_000)
     producer = clients.producer(topics.settings)
     for value in strangers:
         produce_raw(producer, topics.relay_dead_letter, value)
     producer.flush(30)
-    listed = dlq(processes, "list", "--relay", "--format", "json")
-    assert listed.returncode == 0, listed.stderr
-    assert [letter["error_class"] for letter in json.loads(listed.stdout)] == ["Unreadable"] * len(strangers)
+    listed = here("list", "--relay")
+    assert listed.status == 0, listed.words
+    assert [letter["error_class"] for letter in listed.data] == ["Unreadable"] * len(strangers)
 
 
-def test_rows_the_relay_could_not_publish_are_listed(topics, organization, worker_topics, processes):
+def test_rows_the_relay_could_not_publish_are_listed(topics, organization, worker_topics, here):
     producer = clients.producer(topics.settings)
     about = {"reason": "payload.x: is no number", "error_class": "EncodeError", "event_id": str(organization), "seq": 7}
     about |= {"created_at": "2026-11-29T10:00:00Z", "organization_id": str(organization), "event_type": "lead.created"}
     produce_raw(producer, topics.relay_dead_letter, orjson.dumps(about | {"row": None, "reference": None}))
     producer.flush(30)
-    listed = dlq(processes, "list", "--relay", "--format", "json")
-    assert listed.returncode == 0, listed.stderr
-    [letter] = json.loads(listed.stdout)
+    listed = here("list", "--relay")
+    assert listed.status == 0, listed.words
+    [letter] = listed.data
     assert (letter["kind"], letter["error"]) == ("relay", "payload.x: is no number")
-    text = dlq(processes, "list", "--relay")
-    assert "EncodeError: payload.x: is no number" in text.stdout
+    text = here("list", "--relay", format="text")
+    assert "EncodeError: payload.x: is no number" in text.data
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_wrong_usage_is_said_and_nothing_is_done(here):
+    for arguments, says in (
         (["retry", "--yes"], "say which"),
         (["retry", "x", "--worker", "y-worker"], "not both"),
         (["retry", "not-an-id", "--yes"], "is not an id"),
         (["list", "--since", "soon"], "is no time"),
         (["list", "--since", "999999d"], "no time that a calendar has"),
         (["list", "--since", "0001-01-01T00:00+14:00"], "no time that a calendar has"),
-    ],
-)
-def test_wrong_usage_is_said_and_nothing_is_done(processes, arguments, says):
-    ran = dlq(processes, *arguments)
-    assert ran.returncode == 2
-    assert says in ran.stderr
+    ):
+        ran = here(*arguments)
+        assert ran.status == 2
+        assert says in ran.words
 
 
-def test_of_an_organization_by_its_name_and_of_the_relay_beside(database, topics, worker_topics, processes):
+def test_of_an_organization_by_its_name_and_of_the_relay_beside(database, topics, worker_topics, processes, here):
     organization = database.organization("Loja Azul")
     dead = """
         INSERT INTO event_delivery (event_created_at, worker, event_id, target, organization_id, event_type, key, state,
@@ -302,28 +297,28 @@ def test_of_an_organization_by_its_name_and_of_the_relay_beside(database, topics
     database.execute(dead, (whole, "", organization))
     database.execute(dead, (targeted, "b", organization))
     database.organization("Other")
-    listed = dlq(processes, "list", "--org", "Loja Azul", "--format", "json")
+    listed = here("list", "--org", "Loja Azul")
     ids = {f"mended-worker:{whole}", f"mended-worker:{targeted}:b"}
-    assert {letter["id"] for letter in json.loads(listed.stdout)} == ids
-    assert dlq(processes, "list", "--org", "Other").returncode == 3
-    nobody = dlq(processes, "list", "--org", "Nobody")
-    assert (nobody.returncode, "no organization is called" in nobody.stderr) == (3, True)
+    assert {letter["id"] for letter in listed.data} == ids
+    assert here("list", "--org", "Other").status == 3
+    nobody = here("list", "--org", "Nobody")
+    assert (nobody.status, "no organization is called" in nobody.words) == (3, True)
     # a worker of somebody's own: what it takes is what it told the database
     database.execute("INSERT INTO worker_event_types (worker, event_type) VALUES ('mended-worker', 'x.y')")
     workers = {line["worker"]: line for line in json.loads(processes.run("worker", "list", "--format", "json").stdout)}
     assert (workers["mended-worker"]["event_types"], workers["mended-worker"]["dead"]) == (["x.y"], 2)
     # an id with and without the empty target
     for id in (f"mended-worker:{whole}", f"mended-worker:{whole}:"):
-        assert json.loads(dlq(processes, "retry", id, "--dry-run", "--format", "json").stdout)["count"] == 1
-    assert "of the relay" not in dlq(processes, "list").stderr
+        assert here("retry", id, "--dry-run").data["count"] == 1
+    assert "of the relay" not in here("list").words
     producer = clients.producer(topics.settings)
     produce_raw(producer, topics.relay_dead_letter, b"{}")
     producer.flush(30)
-    assert "2 dead letters, and 1 of the relay: afluente dlq list --relay" in dlq(processes, "list").stderr
+    assert "2 dead letters, and 1 of the relay: afluente dlq list --relay" in here("list").words
 
 
-def test_there_is_none(processes, organization):
-    ran = dlq(processes, "list")
-    assert ran.returncode == 3
-    assert "no dead letters" in ran.stderr
-    assert dlq(processes, "show", str(organization)).returncode == 3
+def test_there_is_none(here, organization):
+    ran = here("list")
+    assert ran.status == 3
+    assert "no dead letters" in ran.words
+    assert here("show", organization).status == 3

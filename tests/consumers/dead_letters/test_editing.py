@@ -192,6 +192,14 @@ async def test_only_the_edited_record_runs_an_edited_delivery(database):
         await conn.execute("UPDATE event_delivery SET claimed_by = %s", [uuid4()])
         [orphan] = await deliveries.orphaned(conn, 10)
         assert orphan[4] is None  # event_log's row is not what the reaper may run in its place
+        # a replay with --again is a new life, of the event as it is
+        await conn.execute("UPDATE event_delivery SET state = 'dead', claimed_by = NULL, finished_at = now()")
+        replayed = item(schemas.encode(original), None)
+        replayed.record.again = 7
+        claimed = await deliveries.claim(conn, [replayed], now, timedelta(0), timedelta(hours=2))
+        assert [type(verdict) for verdict in claimed] == [Run]
+        cursor = await conn.execute("SELECT generation, edited_sha256 FROM event_delivery")
+        assert await cursor.fetchall() == [(4, None)]
 
 
 @pytest.mark.parametrize("path", ["", ".", "a..b", "a[", "a[x]", "a[0", "[1]x[", "a" * 1001, "a[1]", "a.b.c", "x.y"])
