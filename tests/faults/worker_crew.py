@@ -12,7 +12,7 @@ from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from threading import Lock
+from threading import Event, Lock, Thread
 from typing import NamedTuple
 
 import schemas
@@ -372,6 +372,24 @@ class Story:
                 assert headers["x-event-id"].decode() == str(event.id)
                 found.add((worker.name, event.id, headers["x-target"].decode()))
             assert found == {k for k, (state, _) in expected.items() if state == "dead" and k[0] == worker.name}
+
+
+class Load:
+    """Events, a few at a time, until it is stopped."""
+
+    def __init__(self, story):
+        self._story = story
+        self._stop = Event()
+        self._thread = Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        while not self._stop.wait(0.1):
+            self._story.emit(5)
+
+    def stop(self):
+        self._stop.set()
+        self._thread.join()
 
 
 def _longest_gap(moments, begin, end):

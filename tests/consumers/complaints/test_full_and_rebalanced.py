@@ -14,11 +14,16 @@ from tests.consumers.runtime.support import (
     organizations_everywhere,
     produce,
     row,
+    short_sessions,
     states,
     until,
 )
 
 LIMITS = Limits(records=60, bytes=1024 * 1024)
+
+
+def is_full(place):
+    return place.waits or (place.paused and not place.loading)
 
 
 def done(database, events):
@@ -29,13 +34,15 @@ def done(database, events):
 @pytest.mark.parametrize("protocol", ["consumer", pytest.param("classic", marks=pytest.mark.faults_long)])
 async def test_what_was_paused_and_taken_away_is_fetched_when_it_comes_back(database, topics, running, protocol):
     create_topics(topics, "held-worker")
+    short_sessions(topics, "held-worker")  # and quick heartbeats, so that a rebalance does not take seconds
     organizations = organizations_everywhere(database, 6)
     rows = produce(topics, [row(organizations[n % 6]) for n in range(300)])
     full, other = Held(), Held()
     options = {"limits": LIMITS, "group_protocol": protocol, "revoke_drain_s": 0.2}
     async with running(full, **options) as first:
         poller = first.service._core.poller
-        await asyncio.to_thread(until, lambda: any(place.paused for place in list(poller._places.values())))
+        await asyncio.to_thread(until, lambda: len(full.calls) == full.policy.concurrency)
+        await asyncio.to_thread(until, lambda: all(is_full(place) for place in list(poller._places.values())))
         async with running(other, **options) as second:
             await asyncio.to_thread(until, lambda: len(other.calls) > 0)
             # what was kept goes on, and leaves nothing in hand
