@@ -19,8 +19,7 @@ from tests.fixtures.topics import TestTopics
 
 pytestmark = pytest.mark.faults_long
 
-DRAIN_S = 6
-LEAVING_S = 4  # the client's last words to a broker that does not answer, and the end of the interpreter
+DRAIN_S = 25
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +71,8 @@ def test_sigterm_ends_a_worker_whatever_is_away(how, broker, database, topics, p
     member.wait_for("process.stopping")
     began = time.monotonic()
     gate.touch()
-    assert member.wait(DRAIN_S + 20) == 0, member.tail()
-    assert time.monotonic() - began < DRAIN_S + LEAVING_S
+    assert member.wait(DRAIN_S + 30) == 0, member.tail()
+    assert time.monotonic() - began < DRAIN_S + 2  # what a supervisor grants before it kills
     assert states(database, "gated-worker") == {"done": len(rows)}
 
 

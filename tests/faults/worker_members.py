@@ -10,6 +10,7 @@ import faulthandler
 import os
 import signal
 import time
+from typing import ClassVar
 
 from afluente import kafka as clients
 from afluente.telemetry import get_logger
@@ -57,7 +58,7 @@ def fail_as_told(delivery):
 
 class _Noted:
     event_types = frozenset({"message.received"})
-    policy = POLICY
+    policy: ClassVar[Policy] = POLICY
 
     def key(self, event, target):
         return event.payload["conversation_id"]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from consumers.runtime.poll import Limits
+from consumers.runtime.places import Limits
 from schemas.topics import partition_of
 from tests.consumers.complaints.support import RECEIVED, Held
 from tests.consumers.runtime.support import (
