@@ -9,7 +9,6 @@ call may have been made is never called again where the worker says that this is
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +41,20 @@ class _Marks:
     written: tuple[float | None, bool] = (None, False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Time:
+    """The server's time, and where it lies on the event loop's clock: between when it was asked and when it answered.
+    From both sides, so that no call is early and none is late unseen."""
+
+    server_s: float
+    asked_at: float
+    answered_at: float
+
+    def window(self, moment: float, slack_s: float) -> tuple[float, float]:
+        wait_s = moment - self.server_s
+        return self.answered_at + wait_s, self.asked_at + wait_s + slack_s
+
+
 @dataclass(slots=True)
 class Told:
     """What changed for destinations, to be said after the commit."""
@@ -69,7 +82,7 @@ class Admission:
             assert isinstance(verdict, Run)
             item.attempt, item.generation = verdict.attempt, verdict.generation
             item.first_failure_at = verdict.first_failure_at
-            item.destination, item.probe, item.window, item.back_at = None, None, None, None
+            item.destination, item.probe, item.window, item.given, item.back_at = None, None, None, None, None
         marks = await self._read_marks(conn, items, decided, runs)
         put_off: dict[int, PutOff] = {}
         for i in runs:
@@ -127,16 +140,13 @@ class Admission:
         assert rate is not None
         by_bucket: dict[tuple[UUID, str], list[int]] = defaultdict(list)
         for i in asking:
-            bucket = items[i].key if rate.by == "key" else ""
-            by_bucket[items[i].event.organization_id, bucket].append(i)
+            by_bucket[self._bucket(items[i])].append(i)
         if not by_bucket:
             return
-        names = [{"organization_id": organization_id, "bucket": bucket} for organization_id, bucket in by_bucket]
-        rows = await (await self._execute(conn, "lock_buckets", buckets=_json(names))).fetchall()
-        now = max(row[4] for row in rows)
+        rows, now = await self._lock_buckets(conn, by_bucket)
         answers: dict[int, rates.Answer] = {}
         moved = []
-        for organization_id, bucket, next_at, booked_at, _ in rows:
+        for organization_id, bucket, next_at, booked_at in rows:
             # those that have their moment first, then those that waited, in the order they came
             asked = sorted(
                 by_bucket[organization_id, bucket],
@@ -146,27 +156,19 @@ class Admission:
             after, told = rates.answer(rate, before, [rates.Ask(marks[i].waited, marks[i].moment) for i in asked], now)
             answers.update(zip(asked, told, strict=True))
             if after != before:
-                moved.append(
-                    {
-                        "organization_id": organization_id,
-                        "bucket": bucket,
-                        "next_at": after.next_at,
-                        "booked_at": after.booked_at,
-                    }
-                )
+                moved.append(_moved((organization_id, bucket), next_at=after.next_at, booked_at=after.booked_at))
+            if all(answer.moment - now <= rates.HOLD_S for answer in told if answer.given):
+                for i, answer in zip(asked, told, strict=True):
+                    items[i].given = answer.moment if answer.given and answer.moment != marks[i].moment else None
         if moved:
             await self._execute(conn, "move_buckets", buckets=_json(moved))
-        # Where the server's time lies on our clock, from both sides: no call is early, and none is late unseen.
-        loop = asyncio.get_running_loop()
-        asked_at = loop.time()
-        [server_s] = await (await self._execute(conn, "server_time")).fetchone() or [now]
-        answered_at = loop.time()
+        time = await self._server_time(conn)
         here = self._core.clock.now()
         for i, told_i in answers.items():
-            item, wait_s = items[i], told_i.moment - server_s
+            item, wait_s = items[i], told_i.moment - time.server_s
             marks[i].moment = None
             if told_i.given and wait_s <= rates.HOLD_S:
-                item.window = (answered_at + wait_s, asked_at + wait_s + rates.slack_s(rate))
+                item.window = time.window(told_i.moment, rates.slack_s(rate))
                 continue
             if told_i.given:
                 marks[i].moment = told_i.moment
@@ -177,9 +179,62 @@ class Admission:
             put_off[i] = PutOff("waiting", item.attempt - 1, due, RATE_LIMITED, keep=keep)
             if near:
                 item.back_at = due
-        if answered_at >= self._forget_at:
-            self._forget_at = answered_at + _FORGET_EVERY_S
+        if time.answered_at >= self._forget_at:
+            self._forget_at = time.answered_at + _FORGET_EVERY_S
             await self._execute(conn, "forget_idle_buckets")
+
+    def _bucket(self, item: Item) -> tuple[UUID, str]:
+        return item.event.organization_id, item.key if self._rate is not None and self._rate.by == "key" else ""
+
+    async def _lock_buckets(
+        self, conn: Connection, which: Iterable[tuple[UUID, str]]
+    ) -> tuple[list[tuple[UUID, str, float, float]], float]:
+        """(organization, bucket, next_at, booked_at) of each, and the time."""
+        cursor = await self._execute(conn, "lock_buckets", buckets=_json([_moved(bucket) for bucket in which]))
+        rows = await cursor.fetchall()
+        return [row[:4] for row in rows], max(row[4] for row in rows)
+
+    async def _server_time(self, conn: Connection) -> _Time:
+        asked_at = self._core.loop.time()
+        [server_s] = await (await self._execute(conn, "server_time")).fetchone()
+        return _Time(server_s, asked_at, self._core.loop.time())
+
+    async def prepared(self, conn: Connection, items: Iterable[Item]) -> None:
+        """At the end of the claim's transaction: what the worker did in it took time, and the moments of these calls
+        are moved by as much. Nobody was given another since: the buckets are still locked."""
+        by_bucket: dict[tuple[UUID, str], list[tuple[Item, float]]] = defaultdict(list)
+        for item in items:
+            if item.given is not None:
+                by_bucket[self._bucket(item)].append((item, item.given))
+        if self._rate is None or not by_bucket:
+            return
+        slack_s, time = rates.slack_s(self._rate), await self._server_time(conn)
+        late_s = {bucket: time.server_s - min(moment for _, moment in given) for bucket, given in by_bucket.items()}
+        late_s = {bucket: seconds for bucket, seconds in late_s.items() if seconds > slack_s / 4}
+        if late_s:
+            moved = [_moved(bucket, seconds=seconds) for bucket, seconds in late_s.items()]
+            await self._execute(conn, "delay_buckets", buckets=_json(moved))
+        for bucket, seconds in late_s.items():
+            for item, moment in by_bucket[bucket]:
+                item.window = time.window(moment + seconds, slack_s)
+
+    async def another(self, item: Item) -> bool:
+        """Its moment has passed before its call: another one soon, if there is one; else it is put off."""
+        rate = self._rate
+        assert rate is not None
+        item.window = None
+        bucket = self._bucket(item)
+
+        async def work(conn: Connection) -> None:
+            [(_, _, next_at, booked_at)], now = await self._lock_buckets(conn, [bucket])
+            after, [told] = rates.answer(rate, rates.Bucket(next_at, booked_at), [rates.Ask(waited=True)], now)
+            if told.moment - now <= rates.NEAR_S:
+                moved = _moved(bucket, next_at=after.next_at, booked_at=after.booked_at)
+                await self._execute(conn, "move_buckets", buckets=_json([moved]))
+                item.window = (await self._server_time(conn)).window(told.moment, rates.slack_s(rate))
+
+        await self._core.transaction(work)
+        return item.window is not None
 
     # Breakers
 
@@ -294,6 +349,10 @@ class Admission:
 
     async def _execute(self, conn: Connection, name: str, **parameters: Any) -> Any:
         return await conn.execute(self._sql[name], {"worker": self._core.name, **parameters})
+
+
+def _moved(bucket: tuple[UUID, str], **more: float) -> dict[str, Any]:
+    return {"organization_id": bucket[0], "bucket": bucket[1], **more}
 
 
 def _json(rows: Sequence[Mapping[str, Any]]) -> str:

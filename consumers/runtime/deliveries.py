@@ -53,6 +53,8 @@ class Item:
     """It tries whether its destination can be called again; the number says which time."""
     window: tuple[float, float] | None = None
     """When its call may begin, from and until, by the event loop's clock; None: at any time."""
+    given: float | None = None
+    """The moment that its rate gave it in this claim, as one of the last; by the server's clock."""
     back_at: datetime | None = None
     """It waits in memory until then, as its row says."""
 

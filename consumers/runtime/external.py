@@ -174,6 +174,7 @@ class External:
                 await self._core.deliveries.release_keys(conn, [i.key for i, o in failed if o.is_over], now)
             # no call: it says nothing about the destination, and what was the probe makes room for another
             await self._admission.came_back(conn, [(item, o, None) for item, o in failed], Told())
+        await self._admission.prepared(conn, [items[i] for i in prepared])
         return outcomes
 
     async def _call(self, lane: tuple[Any, str], item: Item, prepared: Any) -> None:
@@ -207,12 +208,7 @@ class External:
             except Unknown:
                 called.undecided = True
                 raise
-        if item.window is not None:
-            begin, end = item.window
-            if (wait_s := begin - self._core.loop.time()) > 0:
-                await asyncio.sleep(wait_s)
-            if self._core.loop.time() > end:
-                raise _Late
+        await self._moment(item)
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 faults.point("worker.in_handler")
@@ -222,6 +218,18 @@ class External:
             cut = limit.expired() or isinstance(error, (Unknown, asyncio.CancelledError))
             item.unknown = cut and worker.resend != "safe"
             raise
+
+    async def _moment(self, item: Item) -> None:
+        """Until the call may begin. What came too late for its moment waits for another in its place, if that is near:
+        put off it would be claimed again, and perhaps be late again."""
+        while item.window is not None:
+            begin, end = item.window
+            if (wait_s := begin - self._core.loop.time()) > 0:
+                await asyncio.sleep(wait_s)
+            if self._core.loop.time() <= end:
+                return
+            if not await self._admission.another(item):
+                raise _Late
 
     def _judged(self, item: Item, error: BaseException, undecided: bool = False) -> PutOff:
         """What a failed run means; where a call may have been made that must not be made again, people decide."""

@@ -46,6 +46,16 @@ UPDATE worker_rate r
    AND r.organization_id = input.organization_id
    AND r.bucket = input.bucket;
 
+-- name: delay_buckets
+-- The last moments that were given are so much later after all; nobody was given one since, the rows are locked.
+UPDATE worker_rate r
+   SET next_at = r.next_at + make_interval(secs => input.seconds),
+       booked_at = greatest(r.booked_at, r.next_at + make_interval(secs => input.seconds))
+  FROM jsonb_to_recordset(%(buckets)s::jsonb) AS input (organization_id uuid, bucket text, seconds float8)
+ WHERE r.worker = %(worker)s
+   AND r.organization_id = input.organization_id
+   AND r.bucket = input.bucket;
+
 -- name: server_time
 SELECT extract(epoch FROM clock_timestamp())::float8;
 

@@ -4,6 +4,7 @@ import asyncio
 import heapq
 import itertools
 import signal
+import threading
 import time
 from collections import Counter, defaultdict
 from uuid import uuid4
@@ -257,6 +258,33 @@ async def other_flows(database, topics, running, count):
     assert waiting == [(0, "RateLimited")]
 
 
+class Slow(Metered):
+    """Takes longer to prepare than its moment is good for; once the event loop stands still besides."""
+
+    name = "slow-worker"
+
+    async def prepare(self, delivery, ctx):
+        await ctx.connection.execute("SELECT pg_sleep(0.08)")
+
+    async def call(self, delivery, prepared):
+        await super().call(delivery, prepared)
+        if len(self.calls) == 5:
+            threading.Event().wait(0.5)
+
+
+async def test_a_call_that_comes_too_late_for_its_moment_gets_another(database, topics, running):
+    organizations = organizations_everywhere(database, 3)
+    create_topics(topics, Slow.name)
+    worker = Slow()
+    produce(topics, [received(organizations[n % 3]) for n in range(45)])
+    async with running(worker) as member:
+        await member.of("worker.delivered", count=45)
+        assert await member.stop()
+    assert len(worker.calls) == 45
+    for times in by_organization(worker.calls).values():
+        assert most_in_a_window(times, 1.0) <= 20
+
+
 class Keyed(Metered):
     name = "keyed-worker"
     policy = Policy(rate=Rate(4, 0.5, by="key"), ordering="key")
@@ -267,10 +295,10 @@ async def test_each_key_has_its_rate_and_its_order(database, topics, running):
     create_topics(topics, Keyed.name)
     keys = [uuid4() for _ in range(3)]
     worker = Keyed()
-    rows = [received(organization, entity=keys[n % 3]) for n in range(18)]
+    rows = [received(organization, entity=keys[n % 3]) for n in range(12)]
     async with running(worker) as member:
         produce(topics, rows)
-        await member.of("worker.delivered", count=18, timeout=40)
+        await member.of("worker.delivered", count=12, timeout=40)
         assert await member.stop()
     for key in keys:
         wanted = [r.id for r in rows if r.entity_id == key]
