@@ -2,7 +2,8 @@
 
 What must stay true: the claim is committed before the call; an outcome is recorded only while the claim is ours, in one
 transaction with the worker's own part of it; a lane goes on when its outcome is recorded; a call begins within its
-`window`, or not at all. Calls that came back while the last transaction was under way share the next one.
+`window`, or not at all. Calls that came back while the last transaction was under way share the next one. What comes
+between the claim's verdict and the call, rates and breakers, is `admission`.
 """
 
 from __future__ import annotations
