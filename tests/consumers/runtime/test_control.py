@@ -12,8 +12,8 @@ import schemas
 from afluente import kafka as clients
 from afluente.cli import doctor_worker
 from afluente.cli.worker import app
-from afluente.errors import Refused
 from consumers import ExternalWorker, Policy, Snooze
+from consumers.errors import UnknownWorker
 from consumers.runtime import control, status
 from tests.consumers.runtime.support import MESSAGE, ROOT, create_topics, delivery, effects, lag, produce, row, until
 from tests.consumers.runtime.workers import RECEIVED, write_effect
@@ -92,7 +92,7 @@ def command(processes):
     def run(*arguments):
         """(exit status, what its JSON says, or else what it said)."""
         done = CliRunner().invoke(app, [*arguments, "--format", "json"], env=processes.env)
-        if isinstance(done.exception, Refused):
+        if isinstance(done.exception, UnknownWorker):
             return done.exception.exit_status, str(done.exception)
         return done.exit_code, json.loads(done.stdout)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -13,6 +14,7 @@ from confluent_kafka import TopicPartition
 from afluente.errors import Refused
 from afluente.settings import GroupProtocol
 from afluente.telemetry import metrics
+from consumers.runtime import control
 from consumers.runtime.control import Pause
 from consumers.runtime.figures import EVENT_TYPES, Figures
 from consumers.runtime.health import Health, Signs
@@ -151,49 +153,57 @@ def test_a_blocked_loop_is_dead_and_one_that_turns_again_is_alive(database, topi
     assert process.terminate() == 0
 
 
+class Unsure(Plain):
+    """Of some events it cannot say whom they are for: they are asked about again in half a minute."""
+
+    async def targets(self, event, conn):
+        if event.payload["body"] == "unsure":
+            raise LookupError("not now")
+        return ("",)
+
+
 async def test_a_partition_that_is_no_longer_fetched_is_found(database, topics, running):
     """And one that only waits, for people or for its time, is left alone."""
     organization = database.organization()
-    async with running(Plain(), stalled_s=0.5, watch_every_s=60.0) as worker:
+    async with running(Unsure(), stalled_s=1.0, watch_every_s=60.0) as worker:
         service = worker.service
         poller, watching = service._poller, service._watching
 
-        async def looks(times=4):
-            for _ in range(times):
+        async def looks(within_s):
+            """Until something has stalled, or so long."""
+            end = time.monotonic() + within_s
+            while True:
                 await watching.look()
+                if (found := service.signs().stalled) or time.monotonic() > end:
+                    return found
                 await asyncio.sleep(0.2)
-            return service.signs().stalled
-
-        # a retry that waits for its time, and the rest of its partition is through
-        produce(topics, [row(organization, payload=MESSAGE | {"body": "fail"}) for _ in range(2)])
-        await worker.of("worker.retried", count=2)
-        assert await looks() == ()
 
         def lose_sight():
             """What has happened to others' clients: the partition is assigned, and nobody fetches it."""
             poller._consumer.pause([TopicPartition(place.topic, place.partition) for place in poller.places])
             poller._balance = balance
-            lost.set()
+            loop.call_soon_threadsafe(lost.set)
 
-        balance, lost = poller._balance, asyncio.Event()
-        loop = asyncio.get_running_loop()
-        lost.set = lambda: loop.call_soon_threadsafe(asyncio.Event.set, lost)
+        # until all has come, partitions are held and let go
+        await asyncio.to_thread(until, lambda: not any(place.loading or place.paused for place in poller.places))
+        balance, lost, loop = poller._balance, asyncio.Event(), asyncio.get_running_loop()
         poller._balance = lose_sight
         await lost.wait()
         produce(topics, [row(organization)])
-        stalled = await looks()
-        assert stalled
-        assert "1 records behind" in stalled[0]
+        [stalled] = await looks(within_s=20)
+        assert "1 records behind" in stalled
         assert (await worker.of("worker.stalled", timeout=1))["lag"] == 1
         health = Health([service.signs], stalled_s=60.0)
-        assert asked(health, "/livez")[1]["problems"] == [f"plain-worker: {stalled[0]}"]
+        assert asked(health, "/livez")[1]["problems"] == [f"plain-worker: {stalled}"]
         counted = [v for n, labels, v in service.samples() if n == "afluente_worker_partitions" and "stalled" in labels]
         assert counted == [1]
 
-        # paused by people, it may stand still
-        service._core.paused = Pause("ana", datetime.now(UTC), "")
-        assert await looks(1) == ()
-        service._core.paused = None
+        with database.connect(autocommit=True) as conn:
+            control.pause(conn, "plain-worker", by="ana", reason="")
+            await worker.of("worker.paused")
+            assert await looks(within_s=0) == ()
+            control.resume(conn, "plain-worker", by="ana")
+        await worker.of("worker.resumed")
 
         def see_again():
             poller._consumer.resume([TopicPartition(place.topic, place.partition) for place in poller.places])
@@ -201,17 +211,21 @@ async def test_a_partition_that_is_no_longer_fetched_is_found(database, topics, 
 
         poller._balance = see_again
         await worker.of("worker.delivered")
-        assert await looks(1) == ()
 
         # the other way to stand still: deliveries that may begin, and nothing begins them
         taken, service._handling.take = service._handling.take, list
         produce(topics, [row(organization)])
         await asyncio.to_thread(until, lambda: len(service._core.lanes) == 1)
-        stalled = await looks()
-        assert "(1 in hand, 0 running)" in stalled[0]
+        [stalled] = await looks(within_s=20)
+        assert "(1 in hand, 0 running)" in stalled
         service._handling.take = taken
         service._core.work.set()
         await worker.of("worker.delivered", count=2)
+
+        # in hand, behind, and right to wait
+        produce(topics, [row(organization, payload=MESSAGE | {"body": "unsure"})])
+        await worker.of("worker.targets_failed")
+        assert await looks(within_s=1.5) == ()
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
