@@ -81,8 +81,9 @@ def main() -> None:
                 conn.execute(_WRITE, [orjson.dumps(effects).decode()])
                 conn.commit()
                 consumer.commit(asynchronous=True)
-        if any(place.offset >= 0 for place in consumer.position(consumer.assignment())):
-            consumer.commit(asynchronous=False)
+        places = [place for place in consumer.position(consumer.assignment()) if place.offset >= 0]
+        if places:
+            consumer.commit(offsets=places, asynchronous=False)
     consumer.close()
 
 

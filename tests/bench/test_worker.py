@@ -105,7 +105,7 @@ def bench(processes, tmp_path, *arguments):
     ran = processes.run(
         *("bench", "worker", "--events", "1000", "--runs", "1", "--format", "json", *arguments),
         *("--state-dir", str(tmp_path / "bench"), "--report", str(tmp_path / "report.md")),
-        timeout=300,
+        timeout=900,
     )
     assert ran.returncode == 0, ran.stderr
     assert not list((tmp_path / "bench").iterdir())
@@ -121,7 +121,7 @@ def test_a_small_run_measures_our_worker_alone(processes, tmp_path):
 
 
 @pytest.mark.faults_long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_all_parts_make_their_figures(processes, tmp_path):
     small = ["--behind", "300", "--big-records", "20", "--failures", "100", "--against", "loop"]
     result = bench(processes, tmp_path, *small)
