@@ -116,7 +116,8 @@ async def act_for(
     try:
         yield
     finally:
-        if conn.info.transaction_status == TransactionStatus.INTRANS:
+        # ACTIVE: in a pipeline, with answers on their way.
+        if conn.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.ACTIVE):
             await conn.execute(_ACT_BACK, before[:2])
 
 

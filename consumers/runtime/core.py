@@ -340,6 +340,8 @@ def is_away(error: BaseException, conn: Connection | None) -> bool:
     process stood still in it): nobody's fault here, and nothing was committed."""
     if isinstance(error, (PoolTimeout, PoolClosed, psycopg.errors.IdleInTransactionSessionTimeout)):
         return True
+    if isinstance(error, psycopg.errors.PipelineAborted):
+        return False  # a statement before it failed, and says why
     if isinstance(error, psycopg.OperationalError):
         state = error.sqlstate or ""
         return conn is None or conn.closed or not state or state.startswith(("08", "57P", "53", "40"))

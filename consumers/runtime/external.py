@@ -283,13 +283,14 @@ class External:
         for name, words in self._told.words:
             self._core.say(name, level="warning", **words)
         self._told.words.clear()
-        delivered = []
-        for called, outcome in zip(batch, outcomes, strict=True):
+        for called in batch:
             self._core.release(called.lane)
-            if isinstance(outcome, Done):
-                delivered.append(called.item)
-            self._core.spawn(None, self._settling.settle_all([(called.item, outcome)]))
+        delivered = [called.item for called, outcome in zip(batch, outcomes, strict=True) if isinstance(outcome, Done)]
         self._core.say_delivered(delivered)
+        self._core.settled_all(delivered)
+        for called, outcome in zip(batch, outcomes, strict=True):
+            if not isinstance(outcome, Done):
+                self._core.spawn(None, self._settling.settle_all([(called.item, outcome)]))
 
     async def _record_together(self, conn: Connection, batch: list[_Called]) -> list[Outcome]:
         """The good case, few statements for all: any error of a `record` or `failed` starts over, separately."""
@@ -313,10 +314,12 @@ class External:
                 outcomes[i] = self._superseded(called.item)
         told = [i for i in ours if self._is_told(batch[i], outcomes[i])]
         try:
-            for organization_id, group in by_organization(told, lambda i: batch[i].item.event):
-                async with act_for(conn, organization_id):
-                    for i in group:
-                        await self._tell(conn, batch[i], outcomes[i])
+            # Nobody waits for the answer to a statement that gives none: they go out together.
+            async with conn.pipeline():
+                for organization_id, group in by_organization(told, lambda i: batch[i].item.event):
+                    async with act_for(conn, organization_id):
+                        for i in group:
+                            await self._tell(conn, batch[i], outcomes[i])
         except Exception as error:
             if is_away(error, conn):
                 raise
