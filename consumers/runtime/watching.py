@@ -5,7 +5,7 @@ never by the poll thread; when it or Postgres is away the numbers stay, and nobo
 
 A partition has stalled when records are there to be handled, and for so long nothing of it was read, finished or
 committed though nothing explains that: no pause, no retry that waits for its time, no limit, no handler within its
-timeout, no Postgres that is away.
+timeout, no Postgres that is away. One of a retry topic has stalled when it is not read ahead.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Watching:
                 self._core.say("worker.watch_failed", level="warning", error=f"{kind(error)}: {describe(error)}")
 
     async def look(self) -> None:
-        places = [place for place in self._core.poller.places if not place.waits]
+        places = self._core.poller.places
         try:
             ends, begins = await self._ask_kafka(places)
         except KafkaException:
@@ -106,11 +106,16 @@ class Watching:
             name = (place.topic, place.partition)
             if not place.alive or name not in ends:
                 continue
-            progress = (place.committed, place.last, place.records, self._core.figures.runs if place.running else 0)
+            progress: tuple[int | None, ...] = (place.last,)
+            at = place.committed if place.committed is not None else begins.get(name, 0)
+            if place.waits:
+                at = max(at, place.last + 1)  # what was read waits for its time
+            else:
+                runs = self._core.figures.runs if place.running else 0
+                progress = (place.last, place.committed, place.records, runs)
             known = self._seen.get(place)
             if known is None or known.progress != progress or self._is_explained(place):
                 known = _Seen(progress, now_s)
-            at = place.committed if place.committed is not None else begins.get(name, 0)
             known.lag = max(0, ends[name] - at)
             if not known.lag:
                 known.since_s = now_s
@@ -137,7 +142,7 @@ class Watching:
         core = self._core
         if core.paused is not None or core.stopping or core.postgres_away:
             return True
-        if not place.records:
+        if place.waits or not place.records:
             return place.paused  # others have all that may be in hand: what they do with it is judged with them
         if place.running:
             return False
@@ -159,7 +164,7 @@ class Watching:
         places = core.poller.places
         for place in places:
             seen = self._seen.get(place)
-            if seen is not None:
+            if seen is not None and not place.waits:
                 labels = (worker, place.topic, str(place.partition))
                 yield "afluente_worker_lag_records", labels, seen.lag
                 # Of what is not read yet, at least for how long it has not been read.
