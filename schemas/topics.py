@@ -120,9 +120,6 @@ class Topics:
     def dead_letter(self, worker: str) -> str:
         return f"{self.prefix}{worker}.dead-letter"
 
-    def parked(self, worker: str) -> str:
-        return f"{self.prefix}{worker}.parked"
-
     @property
     def positions(self) -> str:
         return f"{self.prefix}relay.positions"
@@ -162,15 +159,12 @@ def declared(environment: Environment, workers: Iterable[str], prefix: str = "")
         return TopicSpec(name, partitions, sizes.replication, dict(sorted(settings.items())))
 
     def kept(name: str, days: int, max_bytes: int = LETTER_MAX_BYTES) -> TopicSpec:
-        return spec(
-            name, cleanup_policy="delete", retention_ms=str(days * _DAY_MS), max_message_bytes=str(max_bytes)
-        )
+        return spec(name, cleanup_policy="delete", retention_ms=str(days * _DAY_MS), max_message_bytes=str(max_bytes))
 
     specs = [kept(name, sizes.events_days, EVENT_MAX_BYTES) for name in topics.families()]
     for worker in sorted(set(workers)):
         # Twice the longest delay and a long week-end's outage; what waits longer waits in Postgres.
         specs += [kept(name, sizes.retry_days) for name in topics.retries(worker)]
-        specs.append(kept(topics.parked(worker), sizes.retry_days))
         specs.append(kept(topics.dead_letter(worker), sizes.dead_letter_days))
     specs.append(kept(topics.relay_dead_letter, sizes.dead_letter_days))
     # Small segments: the relay reads its partition from the start, and only closed segments are compacted.

@@ -147,10 +147,9 @@ def _summaries(tables: _Tables, kept_since: datetime) -> Check:
 
 
 def _worker_topics(topics: Topics, worker: str) -> dict[str, str]:
-    """Full topic name to what it is for: retry, parked or dead-letter."""
+    """Full topic name to what it is for: retry or dead-letter."""
     return {
         **dict.fromkeys(topics.retries(worker), "retry"),
-        topics.parked(worker): "parked",
         topics.dead_letter(worker): "dead-letter",
     }
 
@@ -249,7 +248,7 @@ class _Tables:
                         topic,
                         record.partition(),
                         record.offset(),
-                        # A parked record is the source record as it was, perhaps without headers of a delivery.
+                        # What a replay sent is the source record as it was, without headers of a delivery.
                         _uuid(headers.get("x-event-id")) or _uuid(headers.get("ce_id")),
                         headers.get("x-target", ""),
                         _number(headers.get("x-generation")),

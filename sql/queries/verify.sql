@@ -174,8 +174,8 @@ SELECT (SELECT count(*) FROM taken) AS published,
        (SELECT count(*) FROM undecodable_record u WHERE u.worker = %(worker)s) AS undecodable;
 
 -- name: undelivered
--- An event that the worker's group is past and that it has no row for: nothing will bring it back. Not one that is parked,
--- nor one whose bytes could not be read, which is a dead letter by its place.
+-- An event that the worker's group is past and that it has no row for: nothing will bring it back. Not one of an
+-- organization that is parked there, nor one whose bytes could not be read, which is a dead letter by its place.
 SELECT r.event_id AS id,
        format('%%s, %%s[%%s]@%%s is behind the committed offset %%s', r.event_type, r.topic, r.partition, r.record_offset,
               c.next_offset) AS detail
@@ -189,10 +189,13 @@ SELECT r.event_id AS id,
    AND NOT EXISTS (SELECT FROM event_delivery d
                     WHERE d.event_created_at = r.created_at AND d.worker = %(worker)s AND d.event_id = r.event_id)
    AND NOT EXISTS (SELECT FROM verify_worker_record p
-                    WHERE p.worker = %(worker)s AND p.kind IN ('parked', 'retry') AND p.event_id = r.event_id
+                    WHERE p.worker = %(worker)s AND p.kind = 'retry' AND p.event_id = r.event_id
                       AND NOT EXISTS (SELECT FROM verify_committed pc
                                        WHERE pc.worker = p.worker AND pc.topic = p.topic AND pc.partition = p.partition
                                          AND p.record_offset < pc.next_offset))
+   AND NOT EXISTS (SELECT FROM worker_parked k
+                    WHERE k.worker = %(worker)s AND k.topic = r.topic AND k.partition = r.partition
+                      AND k.organization_id::text = r.record_key AND k.from_offset <= r.record_offset)
    AND NOT EXISTS (SELECT FROM undecodable_record u
                     WHERE u.worker = %(worker)s AND u.topic = r.topic AND u.partition = r.partition
                       AND u.record_offset = r.record_offset)
@@ -206,6 +209,9 @@ SELECT format('%%s[%%s]@%%s', r.topic, r.partition, r.record_offset) AS id,
   JOIN verify_committed c
     ON c.worker = %(worker)s AND c.topic = r.topic AND c.partition = r.partition AND r.record_offset < c.next_offset
  WHERE r.event_id IS NULL
+   AND NOT EXISTS (SELECT FROM worker_parked k
+                    WHERE k.worker = %(worker)s AND k.topic = r.topic AND k.partition = r.partition
+                      AND k.organization_id::text = r.record_key AND k.from_offset <= r.record_offset)
    AND NOT EXISTS (SELECT FROM undecodable_record u
                     WHERE u.worker = %(worker)s AND u.topic = r.topic AND u.partition = r.partition
                       AND u.record_offset = r.record_offset)
@@ -213,7 +219,7 @@ SELECT format('%%s[%%s]@%%s', r.topic, r.partition, r.record_offset) AS id,
 
 -- name: stranded
 -- A delivery that is not finished and that nothing will bring back: its bytes are not kept in Postgres, and neither its own
--- record nor one of its retry or parked ones is still ahead of the group.
+-- record nor one of its retry ones is still ahead of the group, or parked.
 SELECT d.event_id AS id,
        format('%%s%%s, attempts %%s, generation %%s: no record is left that brings it back', d.state,
               CASE WHEN d.target = '' THEN '' ELSE ' for ' || d.target END, d.attempts, d.generation) AS detail
@@ -222,7 +228,7 @@ SELECT d.event_id AS id,
    AND d.state IN ('claimed', 'waiting')
    AND d.kept_value IS NULL
    AND NOT EXISTS (SELECT FROM verify_worker_record p
-                    WHERE p.worker = d.worker AND p.kind IN ('parked', 'retry') AND p.event_id = d.event_id
+                    WHERE p.worker = d.worker AND p.kind = 'retry' AND p.event_id = d.event_id
                       AND NOT EXISTS (SELECT FROM verify_committed pc
                                        WHERE pc.worker = p.worker AND pc.topic = p.topic AND pc.partition = p.partition
                                          AND p.record_offset < pc.next_offset))
@@ -232,9 +238,12 @@ SELECT d.event_id AS id,
                 WHERE r.event_id = d.event_id AND r.record_offset < c.next_offset)
    AND NOT EXISTS (SELECT FROM verify_record r
                     WHERE r.event_id = d.event_id
-                      AND NOT EXISTS (SELECT FROM verify_committed c
-                                       WHERE c.worker = d.worker AND c.topic = r.topic AND c.partition = r.partition
-                                         AND r.record_offset < c.next_offset))
+                      AND (NOT EXISTS (SELECT FROM verify_committed c
+                                        WHERE c.worker = d.worker AND c.topic = r.topic AND c.partition = r.partition
+                                          AND r.record_offset < c.next_offset)
+                           OR EXISTS (SELECT FROM worker_parked k
+                                      WHERE k.worker = d.worker AND k.topic = r.topic AND k.partition = r.partition
+                                        AND k.organization_id::text = r.record_key AND k.from_offset <= r.record_offset)))
  ORDER BY d.event_id, d.target;
 
 -- name: letterless
@@ -251,15 +260,18 @@ SELECT d.event_id AS id,
                     WHERE l.worker = d.worker AND l.kind = 'dead-letter' AND l.event_id = d.event_id AND l.target = d.target
                       AND l.generation IS NOT DISTINCT FROM d.generation)
    AND NOT EXISTS (SELECT FROM verify_worker_record p
-                    WHERE p.worker = d.worker AND p.kind IN ('parked', 'retry') AND p.event_id = d.event_id
+                    WHERE p.worker = d.worker AND p.kind = 'retry' AND p.event_id = d.event_id
                       AND NOT EXISTS (SELECT FROM verify_committed pc
                                        WHERE pc.worker = p.worker AND pc.topic = p.topic AND pc.partition = p.partition
                                          AND p.record_offset < pc.next_offset))
    AND NOT EXISTS (SELECT FROM verify_record r
                     WHERE r.event_id = d.event_id
-                      AND NOT EXISTS (SELECT FROM verify_committed c
-                                       WHERE c.worker = d.worker AND c.topic = r.topic AND c.partition = r.partition
-                                         AND r.record_offset < c.next_offset))
+                      AND (NOT EXISTS (SELECT FROM verify_committed c
+                                        WHERE c.worker = d.worker AND c.topic = r.topic AND c.partition = r.partition
+                                          AND r.record_offset < c.next_offset)
+                           OR EXISTS (SELECT FROM worker_parked k
+                                      WHERE k.worker = d.worker AND k.topic = r.topic AND k.partition = r.partition
+                                        AND k.organization_id::text = r.record_key AND k.from_offset <= r.record_offset)))
  ORDER BY d.event_id, d.target;
 
 -- name: stray_letters

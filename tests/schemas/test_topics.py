@@ -31,7 +31,6 @@ def test_names_carry_the_prefix():
     assert topics.retry("a-worker", 30) == "stage.a-worker.retry.30s"
     assert topics.retry("a-worker", "now") == "stage.a-worker.retry.now"
     assert topics.dead_letter("a-worker") == "stage.a-worker.dead-letter"
-    assert topics.parked("a-worker") == "stage.a-worker.parked"
     assert topics.positions == "stage.relay.positions"
     assert topics.relay_dead_letter == "stage.relay.dead-letter"
     assert all(name.startswith("stage.events.") for name in topics.families())
@@ -46,7 +45,7 @@ def test_retry_topic_of_another_delay_is_refused():
 @pytest.mark.parametrize("environment", ["local", "test", "production"])
 def test_every_topic_has_a_finite_retention_but_the_positions(environment):
     specs = {spec.name: spec for spec in declared(environment, WORKERS)}
-    assert len(specs) == len(FAMILIES) + len(WORKERS) * (len(RETRY_DELAYS_S) + 3) + 2
+    assert len(specs) == len(FAMILIES) + len(WORKERS) * (len(RETRY_DELAYS_S) + 2) + 2
     positions = specs.pop("relay.positions")
     assert positions.config["cleanup.policy"] == "compact"
     assert positions.partitions == 64

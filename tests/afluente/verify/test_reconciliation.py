@@ -35,7 +35,7 @@ class World:
         self.records = {}
         topics.create(
             *(topics.event("lead.created"), topics.event("contact_event.recorded"), topics.relay_dead_letter),
-            *(topics.dead_letter(worker), topics.retry(worker, 30), topics.parked(worker)),
+            *(topics.dead_letter(worker), topics.retry(worker, 30)),
             partitions=PARTITIONS,
         )
         self.producer = kafka.producer(topics.settings)
@@ -180,7 +180,13 @@ def healthy(world):
     world.letter = world.produce(
         world.topics.dead_letter(WORKER), "k", b"x", delivery_headers(rows["dead"], "one", generation=0, attempt=8)
     )
-    world.produce(world.topics.parked(WORKER), "k", b"x", schemas.headers(rows["parked"]))
+    topic, partition, offset = places["parked"]
+    database_row = (WORKER, topic, partition, world.organization, offset)
+    world.database.execute(
+        "INSERT INTO worker_parked (worker, topic, partition, organization_id, from_offset, process)"
+        " VALUES (%s, %s, %s, %s, %s, gen_random_uuid())",
+        database_row,
+    )
     world.deliver(rows["waiting"], "waiting", target="one", attempts=1)
     world.produce(world.topics.retry(WORKER, 30), "k", b"x", delivery_headers(rows["waiting"], "one", 0, 2))
     world.commit(*latest(places.values()))
@@ -444,10 +450,9 @@ def test_an_unfinished_delivery_that_nothing_brings_back_is_named(healthy):
     assert healthy.findings() == [("delivery_stranded", str(row.id))]
 
 
-def test_a_parked_event_counts_until_the_group_is_past_it(healthy):
+def test_a_parked_event_is_to_come_until_the_mark_is_past_it(healthy):
     row = healthy.rows_by_name["parked"]
-    (record,) = healthy.topics.records(healthy.topics.parked(WORKER))
-    healthy.commit((record.topic(), record.partition(), record.offset()))
+    healthy.database.execute("UPDATE worker_parked SET from_offset = from_offset + 1")
     assert healthy.findings() == [("event_without_delivery", str(row.id))]
 
 
@@ -487,7 +492,6 @@ def test_random_bytes_on_every_topic_do_not_stop_it(healthy):
     for topic in (
         topics.event("lead.created"),
         topics.retry(WORKER, 30),
-        topics.parked(WORKER),
         topics.dead_letter(WORKER),
         topics.relay_dead_letter,
     ):
@@ -507,7 +511,6 @@ def test_headers_nobody_can_read_do_not_stop_it(healthy):
     records = [(b"k", value, [*schemas.headers(row), (BAD_NAME, b"v")]) for value in (schemas.encode(row), b"x")]
     for topic in (
         topics.retry(WORKER, 30),
-        topics.parked(WORKER),
         topics.dead_letter(WORKER),
         topics.relay_dead_letter,
     ):

@@ -72,7 +72,7 @@ def dispatcher(database, topics, processes):
     topics.create(
         *(topics.families()),
         *(topics.retry(WORKER, delay) for delay in ("now", *RETRY_DELAYS_S)),
-        *(topics.parked(WORKER), topics.dead_letter(WORKER)),
+        topics.dead_letter(WORKER),
         partitions=1,
     )
     return Dispatcher(database, topics, processes)
