@@ -40,7 +40,8 @@ class Share:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """One partition from its assignment to its end. The poll thread's, but for `running`, which is the loop's."""
+    """One partition from its assignment to its end. The poll thread's, but for `running` and `leaving`, which are the
+    loop's."""
 
     topic: str
     partition: int
@@ -58,6 +59,8 @@ class Place:
     last: int = -1
     running: int = 0
     """Deliveries that have begun and are not finished."""
+    leaving: bool = False
+    """It is being taken away: what runs is waited for, and nothing more begins."""
     loading: bool = False
     """It has just come, and what is parked on it is not known yet: nothing is read of it."""
     shares: dict[Key, Share] = field(default_factory=dict)

@@ -321,7 +321,7 @@ class WorkerService:
             lane = (organization, key)
             lanes.append(lane)
             for item in lane_items:
-                if not item.record.place.alive:
+                if not item.record.place.alive or item.record.place.leaving:
                     continue
                 if lane in put_back or (identity := item.identity) in seen:
                     put_back.setdefault(lane, []).append(item)
@@ -341,8 +341,10 @@ class WorkerService:
         if self._core.abandoned:
             drained.set()
             return
-        taken = set(map(id, places))
-        self._drop(lambda record: id(record.place) in taken)
+        for place in places:
+            # Some of its records are on their way to their lanes: begun now they would overtake those dropped here.
+            place.leaving = True
+        self._drop(lambda record: record.place.leaving)
         self._core.revoking.append((places, drained))
         self._core.check_revoking()
 
