@@ -114,7 +114,9 @@ class Admission:
                 assert isinstance(verdict, Run)
                 anew = verdict.again
                 unknown = self._worker.resend != "safe" and not anew and (marked or begun)
-                marks[i] = _Marks(waited and not anew, None if anew else moment, unknown, (moment, marked))
+                # what another process had begun does not go to the end of the line either
+                was_here = not anew and (waited or marked or begun)
+                marks[i] = _Marks(was_here, None if anew else moment, unknown, (moment, marked))
         return marks
 
     async def _write_marks(self, conn: Connection, which: Iterable[tuple[Item, _Marks]]) -> None:
