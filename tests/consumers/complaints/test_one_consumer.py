@@ -10,12 +10,11 @@ from tests.consumers.runtime.support import PARTITIONS, create_topics, short_ses
 from tests.consumers.runtime.workers import Plain
 
 
-def test_a_worker_has_one_topic_for_each_delay_and_three_more_whatever_its_policy():
-    """The eight delays, `now` for what falls due, `parked` for a surplus, and the dead letters; and 9 workers 9 times
-    that."""
+def test_a_worker_has_one_topic_for_each_delay_and_two_more_whatever_its_policy():
+    """The eight delays, `now` for what falls due, and the dead letters; and 9 workers 9 times that."""
     before = len(declared("local", []))
     workers = sorted(REGISTRY)[:1]
-    each = len(RETRY_DELAYS_S) + 3
+    each = len(RETRY_DELAYS_S) + 2
     assert len(Policy().backoff_s) == 8
     assert len(declared("local", workers)) - before == each
     nine = [f"w{n}-worker" for n in range(9)]
