@@ -30,8 +30,10 @@ from schemas.topics import Topics
 COUNT_ROWS = 100_000
 REQUEST_S = 10.0
 HEADS_WITHIN_S = 5.0
+AGAIN_S = 0.2
 
 _QUERIES = sql.queries("worker_control")
+_LEADER_CHANGES = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -255,7 +257,7 @@ def _offsets(admin: AdminClient, group: str, places: list[Place]) -> _Offsets:
             if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
                 raise
     # Committed first: the other way round a lag could be seen that never was.
-    return _Offsets(committed, _answered(ask_ends(admin, places)), _answered(ask_begins(admin, places)))
+    return _Offsets(committed, _answered(lambda: ask_ends(admin, places)), _answered(lambda: ask_begins(admin, places)))
 
 
 Asked = dict[Place, Future[Any]]
@@ -280,8 +282,16 @@ def _ask(admin: AdminClient, places: Iterable[Place], which: OffsetSpec) -> Aske
     return {(place.topic, place.partition): answer for place, answer in answers.items()}
 
 
-def _answered(asked: Asked) -> dict[Place, int]:
-    return {place: int(answer.result().offset) for place, answer in asked.items()}
+def _answered(ask: Callable[[], Asked]) -> dict[Place, int]:
+    """Asked again while a partition changes its leader: the client has learnt the new one meanwhile."""
+    deadline = time.monotonic() + REQUEST_S
+    while True:
+        try:
+            return {place: int(answer.result().offset) for place, answer in ask().items()}
+        except KafkaException as error:
+            if error.args[0].code() not in _LEADER_CHANGES or time.monotonic() > deadline:
+                raise
+            time.sleep(AGAIN_S)
 
 
 def _heads(
