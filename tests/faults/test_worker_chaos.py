@@ -24,7 +24,7 @@ def seed_of_this_run():
     return seed
 
 
-def disturb(crew, story, chance, *, kills, seconds=0.0, chunk=60):
+def disturb(crew, story, chance, *, kills, seconds=0.0, chunk=40):
     """Strike until there were so many kills and so much time has passed. Handlers run before each strike and after."""
     ends = time.monotonic() + seconds
     while crew.done["kill"] < kills or time.monotonic() < ends:

@@ -24,7 +24,7 @@ from tests.faults.worker_members import ATTEMPTS
 
 MODULE = "tests.faults.worker_members"
 PARTITIONS = 5
-SCALE = 0.02  # tiers of 0.6, 1.2 and 2.4 s
+SCALE = 0.01  # tiers of 0.3, 0.6 and 1.2 s
 SESSION_S = {"consumer": 3.0, "classic": 6.0}
 TAKEOVER_S = 3.0
 LATE_S = 1.0
