@@ -37,17 +37,7 @@ class EffectWorker(BatchWorker):
     policy = Policy(batch=500)
 
     async def handle_batch(self, deliveries: Sequence[Delivery], ctx: Context) -> None:
-        effects = [
-            {
-                "event_id": delivery.event.id,
-                "organization_id": delivery.event.organization_id,
-                "contact_id": delivery.payload["contact_id"],
-                "body": delivery.payload["body"],
-                "emitted_at": delivery.event.created_at,
-            }
-            for delivery in deliveries
-        ]
-        await ctx.connection.execute(_EFFECTS, [self.name, orjson.dumps(effects).decode()])
+        await _write_all(self.name, deliveries, ctx)
 
 
 class NoteWorker(TransactionalWorker):
@@ -61,7 +51,7 @@ class NoteWorker(TransactionalWorker):
 
 
 class CallWorker(ExternalWorker):
-    """A call of 20 ms for each event, as many as 400 at once, then its effect."""
+    """A call of 20 ms for each event, as many as 400 at once, then the effects of those that came back together."""
 
     name = "bench-call-worker"
     event_types = frozenset({EVENT_TYPE})
@@ -70,8 +60,8 @@ class CallWorker(ExternalWorker):
     async def call(self, delivery: Delivery, prepared: Any) -> None:
         await asyncio.sleep(CALL_S)
 
-    async def record(self, delivery: Delivery, result: Any, ctx: Context) -> None:
-        await _write(self.name, delivery, ctx)
+    async def record_all(self, done: Sequence[tuple[Delivery, Any]], ctx: Context) -> None:
+        await _write_all(self.name, [delivery for delivery, _ in done], ctx)
 
 
 class SlowWorker(ExternalWorker):
@@ -100,6 +90,20 @@ class FailOnceWorker(ExternalWorker):
 
     async def record(self, delivery: Delivery, result: Any, ctx: Context) -> None:
         await _write(self.name, delivery, ctx)
+
+
+async def _write_all(worker: str, deliveries: Sequence[Delivery], ctx: Context) -> None:
+    effects = [
+        {
+            "event_id": delivery.event.id_text,
+            "organization_id": delivery.event.organization_text,
+            "contact_id": delivery.payload["contact_id"],
+            "body": delivery.payload["body"],
+            "emitted_at": delivery.event.created_at,
+        }
+        for delivery in deliveries
+    ]
+    await ctx.connection.execute(_EFFECTS, [worker, orjson.dumps(effects).decode()])
 
 
 async def _write(worker: str, delivery: Delivery, ctx: Context) -> None:

@@ -320,6 +320,14 @@ class ExternalWorker(Worker):
     async def record(self, delivery: Delivery, result: Any, ctx: Context) -> None:
         """In the transaction that records the delivery as done."""
 
+    async def record_all(self, done: Sequence[tuple[Delivery, Any]], ctx: Context) -> None:
+        """The batch form of `record`, in its place: all that came back together, as (delivery, result), for effects
+        written by one statement. When it raises, each is recorded by itself.
+
+        `ctx.connection` is `afluente_worker`: the statement takes organization_id from each delivery and joins on it.
+        """
+        raise NotImplementedError
+
     async def failed(self, delivery: Delivery, prepared: Any, error: BaseException, ctx: Context) -> None:
         """In the transaction that records a failed attempt. Raise `Reject` to make the delivery a dead letter now; what
         was written before it stays."""

@@ -59,6 +59,7 @@ class External:
         self._core, self._settling = core, settling
         self._admission = Admission(core)
         self._told = Told()
+        self._in_batches = type(core.worker).record_all is not ExternalWorker.record_all  # type: ignore[attr-defined]
         self._called: list[_Called] = []
         self._recording = False
         self._record_work = asyncio.Event()
@@ -316,6 +317,9 @@ class External:
         try:
             # Nobody waits for the answer to a statement that gives none: they go out together.
             async with conn.pipeline():
+                if self._in_batches and (done := [i for i in told if isinstance(outcomes[i], Done)]):
+                    await self._tell_all(conn, [batch[i] for i in done])
+                    told = [i for i in told if not isinstance(outcomes[i], Done)]
                 for organization_id, group in by_organization(told, lambda i: batch[i].item.event):
                     async with act_for(conn, organization_id):
                         for i in group:
@@ -344,8 +348,11 @@ class External:
                         return self._superseded(item)
                     done = Done(called.result)
                     if self._is_told(called, done):
-                        async with act_for(conn, item.event.organization_id):
-                            await self._tell(conn, called, done)
+                        if self._in_batches:
+                            await self._tell_all(conn, [called])
+                        else:
+                            async with act_for(conn, item.event.organization_id):
+                                await self._tell(conn, called, done)
                 return done
             except Exception as failure:
                 if is_away(failure, conn):
@@ -384,7 +391,7 @@ class External:
         if called.untold:
             return False
         if isinstance(outcome, Done):
-            return kind.record is not ExternalWorker.record
+            return self._in_batches or kind.record is not ExternalWorker.record
         return kind.failed is not ExternalWorker.failed and not isinstance(called.error, Snooze)
 
     async def _tell(self, conn: Connection, called: _Called, outcome: Outcome) -> None:
@@ -401,6 +408,14 @@ class External:
             else:
                 assert called.error is not None
                 await worker.failed(self._core.delivery(item), called.prepared, called.error, context)
+
+    async def _tell_all(self, conn: Connection, done: list[_Called]) -> None:
+        """Its part of many, as the worker."""
+        worker = self._core.worker
+        assert isinstance(worker, ExternalWorker)
+        context = HandlerContext(conn, self._core.clock, self._core.deliveries, None)
+        async with asyncio.timeout(self._core.policy.timeout_s):
+            await worker.record_all([(self._core.delivery(called.item), called.result) for called in done], context)
 
     async def _lock_recorded(self, conn: Connection, batch: list[_Called]) -> None:
         if self._core.deliveries.ordered:

@@ -190,7 +190,13 @@ class _Kit:
             if not made:
                 async with self._timeout():
                     result = await worker.call(delivery, prepared)
-            await step(worker.record, result)
+            if type(worker).record_all is ExternalWorker.record_all:
+                await step(worker.record, result)
+            else:
+                context = self._context(delivery)
+                async with self._conn.transaction(), self._timeout():
+                    await worker.record_all([(delivery, result)], context)
+                emitted.extend(context.emitted)
         except Exception as error:
             ran = self._ran(error)
             if isinstance(error, Unknown) and worker.resend == ("lookup" if unknown else "never"):

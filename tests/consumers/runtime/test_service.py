@@ -769,6 +769,57 @@ async def test_an_organization_with_a_backlog_does_not_hold_up_another(database,
         await worker.of("worker.delivered", count=1001)
 
 
+class Together(ExternalWorker):
+    """Writes its effects by one statement, which takes no body "fail"."""
+
+    name = "together-worker"
+    event_types = frozenset({RECEIVED})
+    policy = Policy(attempts=2)
+
+    def __init__(self):
+        self.batches = []
+
+    async def call(self, delivery, prepared):
+        return delivery.payload["body"]
+
+    async def record_all(self, done, ctx):
+        self.batches.append(len(done))
+        assert all(delivery.payload["body"] == result for delivery, result in done)
+        await ctx.connection.execute(
+            """INSERT INTO effect (worker, event_id, target, attempt, organization_id)
+               SELECT 'together-worker', id, '', 1, organization_id
+                 FROM jsonb_to_recordset(%s::jsonb) AS input (id uuid, organization_id uuid, body text)
+                WHERE 1 / CASE body WHEN 'fail' THEN 0 ELSE 1 END = 1""",
+            [
+                json.dumps(
+                    [
+                        {"id": d.event.id_text, "organization_id": d.event.organization_text, "body": result}
+                        for d, result in done
+                    ]
+                )
+            ],
+        )
+
+
+async def test_what_comes_back_together_is_recorded_together_and_the_bad_one_apart(database, topics, running):
+    organizations = [database.organization(f"o{n}") for n in range(5)]
+    create_topics(topics, "together-worker")
+    good = produce(topics, [row(organizations[n % 5]) for n in range(300)])
+    [bad] = produce(topics, [row(organizations[0], payload=message("fail"))])
+    together = Together()
+    async with running(together, backoff_scale=SCALE) as worker:
+        await worker.of("worker.dead", event_id=str(bad.id))
+        await worker.of("worker.delivered", count=300)
+        assert await worker.stop()
+    assert sorted(e for e, *_ in effects(database)) == sorted(event.id for event in good)
+    assert states(database, "together-worker") == {"done": 300, "dead": 1}
+    assert max(together.batches) > 10
+    assert database.execute(
+        "SELECT count(*) FROM effect e JOIN event_delivery d USING (event_id)"
+        " WHERE e.organization_id <> d.organization_id"
+    ) == [(0,)]
+
+
 async def test_a_zombies_outcome_is_not_recorded(database, topics, running):
     """Its process was given up for dead while it ran: the one that took over records, the late one is refused."""
     organization = database.organization()
