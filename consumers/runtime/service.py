@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -54,6 +54,9 @@ from consumers.worker import BatchWorker, ExternalWorker, TransactionalWorker, W
 from schemas.topics import Topics
 
 __all__ = ["Observer", "Options", "WorkerService", "check"]
+
+
+_CANCEL_AGAIN_S = 2.0
 
 
 class WorkerService:
@@ -137,9 +140,7 @@ class WorkerService:
         finally:
             stopped.cancel()
             self._core.stopping = self._core.abandoned = True
-            for task in [*background, *self._core.tasks]:
-                task.cancel()
-            await asyncio.gather(*background, *self._core.tasks, return_exceptions=True)
+            await _end([*background, *self._core.tasks])
             await self._leave()
         return drained
 
@@ -376,6 +377,17 @@ def check(worker: Worker) -> None:
         raise BadWorker(f"{name}: a batch handler cannot have ordering by key; use TransactionalWorker")
     if wrong := set(worker.policy.backoff_s) - set(schemas.topics.RETRY_DELAYS_S):
         raise BadWorker(f"{name}: no retry topic for {sorted(wrong)} s; there are {schemas.topics.RETRY_DELAYS_S}")
+
+
+async def _end(tasks: list[asyncio.Task[Any]]) -> None:
+    """Cancel them until they are over. Once is not enough: what comes at the same moment (a connection of the pool, by
+    Python's `wait_for`) is returned in place of the cancellation, and the task goes on as if nothing had been said."""
+    ending: Collection[asyncio.Task[Any]] = tasks
+    while ending:
+        for task in ending:
+            task.cancel()
+        _, ending = await asyncio.wait(ending, timeout=_CANCEL_AGAIN_S)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _quietly(call: Callable[..., Any], *arguments: Any) -> None:
