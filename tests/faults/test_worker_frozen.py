@@ -31,7 +31,7 @@ def test_what_a_frozen_process_had_in_hand_is_done_by_others_while_it_stands_sti
     """It stops inside a handler: with a transaction open, or with calls claimed."""
     effect_table(database)
     story = Story(database, topics, 7, workers=[kind])
-    crew = Crew(processes, topics, tmp_path, protocol=protocol, workers=[kind], env={"TIMEOUT_S": "4"})
+    crew = Crew(processes, topics, tmp_path, protocol=protocol, workers=[kind], env={"TIMEOUT_S": "3"})
     log = tmp_path / "faults"
     frozen = crew.join(AFLUENTE_FAULT="worker.in_handler:5:STOP", AFLUENTE_FAULT_LOG=log)
     story.emit(60, "ok")
