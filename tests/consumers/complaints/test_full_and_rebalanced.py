@@ -48,7 +48,7 @@ async def test_what_was_paused_and_taken_away_is_fetched_when_it_comes_back(data
             # what was kept goes on, and leaves nothing in hand
             kept = {place.partition for place in list(poller._places.values()) if place.topic == topics.event(RECEIVED)}
             theirs = [event.id for event in rows if partition_of(event.organization_id, PARTITIONS) in kept]
-            assert 0 < len(theirs) < 300
+            assert len(theirs) < 300  # with the classic protocol, which counts partitions of all topics, perhaps none
             full.all.set()
             await asyncio.to_thread(until, lambda: done(database, theirs) == len(theirs))
             # and what comes back from the other one, which is full as well and gives up
