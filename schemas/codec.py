@@ -123,7 +123,7 @@ def parts(row: Row | RawRow) -> tuple[bytes, bytes, Headers]:
 
 def decode(value: bytes) -> Event:
     """The event in a record value. Raises DecodeError for anything that is not one."""
-    return read(value).read()
+    return read(value).read(metadata=True)
 
 
 def read(value: bytes) -> Event:
@@ -182,17 +182,20 @@ def _read_envelope(value: bytes, reader: "_Reader") -> Event:
         at += 1
     else:
         raise ValueError("not plain")
-    first, second, third, last = _PAIRS.unpack_from(value, at)
-    number = _14_OF[first] | _14_OF[second] << 14 | _14_OF[third] << 28 | _LAST_14_OF[last] << 42
-    if number < 0 or number & 1:
+    # Eight bytes of seven bits each, the least first; all but the last say that more follow. Pressed together by pairs.
+    (number,) = _EIGHT_BYTES.unpack_from(value, at)
+    if number & 0x8080808080808080 != 0x0080808080808080 or number & 1:
         raise ValueError("not a moment of eight bytes after 1970")
+    number = number & 0x007F007F007F007F | (number & 0x7F007F007F007F00) >> 1
+    number = number & 0x00003FFF00003FFF | (number & 0x3FFF00003FFF0000) >> 2
+    number = number & 0x000000000FFFFFFF | (number & 0x0FFFFFFF00000000) >> 4
     at += 8
 
-    def rest() -> tuple[Json, Json]:
+    def rest() -> tuple[Json, bytes]:
         body = BytesIO(value)
         body.seek(at)
         try:
-            metadata = fastavro.schemaless_reader(body, "string", None)
+            metadata = fastavro.schemaless_reader(body, "bytes", None)
             payload = fastavro.schemaless_reader(body, reader.payload_schema, None)
         except Exception as error:  # as in _read
             raise DecodeError(f"the bytes do not fit their schema: {type(error).__name__}: {error}") from error
@@ -201,7 +204,7 @@ def _read_envelope(value: bytes, reader: "_Reader") -> Event:
         try:
             return (
                 _loads(payload.encode()) if reader.payload is None else reader.payload(payload),  # type: ignore[union-attr]
-                _loads(metadata.encode()),  # type: ignore[union-attr]
+                cast(bytes, metadata),
             )
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise DecodeError(f"not an event: {type(error).__name__}: {error}") from error
@@ -214,7 +217,15 @@ def _read_envelope(value: bytes, reader: "_Reader") -> Event:
         entity,
         _EPOCH + timedelta(microseconds=number >> 1),
         rest,
+        _read_metadata,
     )
+
+
+def _read_metadata(text: bytes) -> Json:
+    try:
+        return cast(Json, _loads(text))
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"not an event: {type(error).__name__}: {error}") from error
 
 
 def decode_record(value: bytes) -> tuple[str, dict[str, Any]]:
@@ -478,16 +489,6 @@ _Take = Callable[[Any], Any]
 _ENVELOPE = ["id", "organization_id", "event_type", "entity_kind", "entity_id", "created_at", "metadata", "payload"]
 
 
-def _pairs(continued: int) -> list[int]:
-    """What two bytes of a long say, by their number in little endian; -1, which no number is made of, where the second
-    byte does not say whether more follow as it should."""
-    found = [-1] * (1 << 16)
-    for low in range(0x80):
-        for high in range(0x80):
-            found[(low | 0x80) | (high | continued) << 8] = low | high << 7
-    return found
-
-
 def _varint(number: int) -> bytes:
     """A long as Avro writes it: zigzag, seven bits a byte, the least first."""
     number = (number << 1) ^ (number >> 63)
@@ -558,13 +559,10 @@ _POSTGRES_EPOCH = datetime(2000, 1, 1)
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000
 _THOUSANDTHS = [b"%03d" % number for number in range(1_000)]
 _LAST_DIGITS = [b"%03d+00:00" % number for number in range(1_000)]
-# Two bytes of a long: 14 bits, the least first. All but the last pair say that more follow.
-_PAIRS = struct.Struct("<4H")
-_14_OF, _LAST_14_OF = _pairs(0x80), _pairs(0)
+_EIGHT_BYTES = struct.Struct("<Q")
+_as_eight_bytes = _EIGHT_BYTES.pack
 _UUID_TEXT = rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _ID, _IDS = re.compile(_UUID_TEXT), re.compile(_UUID_TEXT + b"H" + _UUID_TEXT)  # H: 72, the length before the second
-_LAST_14_BITS = [bytes((number & 0x7F | 0x80, number >> 7)) for number in range(1 << 14)]
-_14_BITS = [bytes((number & 0x7F | 0x80, number >> 7 | 0x80)) for number in range(1 << 14)]
 
 
 def _plain_parts(row: RawRow) -> tuple[bytes, bytes, Headers]:
@@ -592,9 +590,12 @@ def _plain_parts(row: RawRow) -> tuple[bytes, bytes, Headers]:
     else:
         entity, subject = _ENTITY + entity_id, subject + entity_id
     number = (created_at + _POSTGRES_EPOCH_MICROS) << 1
-    last = number >> 42
-    if not 0x80 <= last < 0x4000:
+    if not 0 < number >> 49 < 0x80:
         raise ValueError("not a number of eight bytes: the years before 1979 and after 3110")
+    # A long's seven bits a byte, drawn apart by pairs: quicker than tables too large for the processor's cache.
+    number = number & 0x000000000FFFFFFF | (number & 0x00FFFFFFF0000000) << 4
+    number = number & 0x00003FFF00003FFF | (number & 0x0FFFC0000FFFC000) << 2
+    number = number & 0x007F007F007F007F | (number & 0x3F803F803F803F80) << 1
     front = [
         known.front,
         event_id,
@@ -602,10 +603,7 @@ def _plain_parts(row: RawRow) -> tuple[bytes, bytes, Headers]:
         known.event_type,
         kind,
         entity,
-        _14_BITS[number & 0x3FFF],
-        _14_BITS[number >> 14 & 0x3FFF],
-        _14_BITS[number >> 28 & 0x3FFF],
-        _LAST_14_BITS[last],
+        _as_eight_bytes(number | 0x0080808080808080),
         _SMALL[len(correlation)],
         correlation,
     ]

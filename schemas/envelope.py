@@ -90,6 +90,7 @@ class Event:
         "_metadata",
         "_organization_id",
         "_payload",
+        "_read_metadata",
         "_unread",
         "created_at",
         "entity_kind",
@@ -110,8 +111,9 @@ class Event:
     _organization_id: UUID | None
     _entity_id: UUID | None
     _payload: dict[str, Any] | None
-    _metadata: dict[str, Any] | None
-    _unread: "Callable[[], tuple[dict[str, Any], dict[str, Any]]] | None"
+    _metadata: dict[str, Any] | bytes | None
+    _unread: "Callable[[], tuple[dict[str, Any], bytes]] | None"
+    _read_metadata: "Callable[[bytes], dict[str, Any]]"
 
     def __init__(
         self,
@@ -139,21 +141,24 @@ class Event:
         entity_kind: str,
         entity_id: str | None,
         created_at: datetime,
-        rest: "Callable[[], tuple[dict[str, Any], dict[str, Any]]]",
+        rest: "Callable[[], tuple[dict[str, Any], bytes]]",
+        read_metadata: "Callable[[bytes], dict[str, Any]]",
     ) -> "Event":
-        """An event whose payload and metadata `rest` reads. The ids are canonical texts."""
+        """An event whose payload, and metadata as text, `rest` reads. The ids are canonical texts."""
         event = cls.__new__(cls)
         event.id_text, event.organization_text, event.entity_text = id, organization_id, entity_id
         event.event_type, event.entity_kind, event.created_at = event_type, entity_kind, created_at
         event._id = event._organization_id = event._entity_id = event._payload = event._metadata = None
-        event._unread = rest
+        event._unread, event._read_metadata = rest, read_metadata
         return event
 
-    def read(self) -> "Event":
-        """Itself, with all of it read. Raises DecodeError."""
+    def read(self, *, metadata: bool = False) -> "Event":
+        """Itself, its payload read, and its metadata. Raises DecodeError."""
         if self._unread is not None:
             self._payload, self._metadata = self._unread()
             self._unread = None
+        if metadata and isinstance(self._metadata, bytes):
+            self._metadata = self._read_metadata(self._metadata)
         return self
 
     @property
@@ -182,9 +187,7 @@ class Event:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        if self._unread is not None:
-            self.read()
-        return self._metadata  # type: ignore[return-value]
+        return self.read(metadata=True)._metadata  # type: ignore[return-value]
 
     def __eq__(self, other: object) -> bool:
         return self._all() == other._all() if isinstance(other, Event) else NotImplemented

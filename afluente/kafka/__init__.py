@@ -119,7 +119,7 @@ def headers_of(record: Message) -> list[tuple[str, bytes | None]] | None:
     except (SystemError, UnicodeDecodeError):
         return None
     # Should the error ever get lost on its way here, this counts what is in the pairs without touching a NULL among it.
-    return list(found) if len(gc.get_referents(*found)) == 2 * len(found) else None
+    return found if len(gc.get_referents(*found)) == 2 * len(found) else None
 
 
 def _dotted(overrides: dict[str, Any]) -> dict[str, Any]:

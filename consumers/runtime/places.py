@@ -23,7 +23,7 @@ Key: TypeAlias = bytes
 class Limits:
     """What may be in hand in one process. Above it partitions are paused, at half of it they go on."""
 
-    records: int = 3000
+    records: int = 2000
     bytes: int = 32 * 1024 * 1024
     waiting_records: int = 2000
     """Read ahead of their due time, for each partition of a retry topic."""

@@ -37,6 +37,7 @@ _log = get_logger(__name__)
 
 _CONSUME_S = 0.05
 _CONSUME_RECORDS = 500
+_PASSED_RECORDS = 2000  # while most are only passed over
 _COMMITTED_TIMEOUT_S = 10.0
 
 
@@ -147,10 +148,14 @@ class Poller(threading.Thread):
         self._fresh.clear()
         count, size = self._in_hand()
         room = min(self._limits.records - count, int((self._limits.bytes - size) / self._average_bytes))
-        messages = self._consumer.consume(max(1, min(_CONSUME_RECORDS, room)), self._patience_s())
+        passing = any(place.parked for place in self._places.values())
+        asked = max(1, min(_PASSED_RECORDS if passing else _CONSUME_RECORDS, room))
+        messages = self._consumer.consume(asked, self._patience_s())
         records = [record for message in messages if (record := self._read(message)) is not None]
-        if not self._draining.is_set():
-            records += self._surplus.read(2 * self._limits.records - self._all_in_hand())
+        # What was passed over comes after what may be behind it, but for as much as keeps the handlers busy.
+        left = 2 * self._limits.records - self._all_in_hand()
+        if passing and not self._draining.is_set() and (len(messages) < asked or left > 2 * self._limits.records - 500):
+            records += self._surplus.read(left)
         if records:
             self._deliver(records)
         if time.monotonic() >= self._next_commit:

@@ -232,7 +232,8 @@ class WorkerService:
             auto_offset_reset="error",
             fetch_wait_max_ms=50,
             # Small and without the 1 s pause of a full queue: full speed in 50 MB.
-            queued_max_messages_kbytes=4096,
+            queued_max_messages_kbytes=1024,
+            fetch_message_max_bytes=262_144,  # of each partition at once; a larger record comes all the same
             fetch_queue_backoff_ms=5,
         )
         return Poller(
