@@ -303,7 +303,8 @@ class Story:
         assert wrong == [], wrong[:5]
         assert not attempts, list(attempts.items())[:5]
         repeated = [of for of in begun.values() if len(of) > 1 and "caller" in of[0].worker]
-        unexplained = [of for of in repeated for run in of[:-1] if run.pid not in crew.disturbed]
+        # the one that died in it, or woke up too late to know that it was taken over; of the others only one
+        unexplained = [of for of in repeated if sum(run.pid not in crew.disturbed for run in of) > 1]
         assert unexplained == [], unexplained[:3]
         crew.done["repeated calls"] = len(repeated)
 
