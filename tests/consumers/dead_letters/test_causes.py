@@ -85,7 +85,10 @@ def test_those_of_the_relay_have_causes_too(database, topics, here):
     topics.create(topics.relay_dead_letter, partitions=1)
     organization, producer = database.organization(), clients.producer(topics.settings)
     for n in range(3):
-        about = {"reason": f"payload.x: {n} is no text" if n else "too large", "error_class": "EncodeError"}
+        about: dict[str, object] = {
+            "reason": f"payload.x: {n} is no text" if n else "too large",
+            "error_class": "EncodeError",
+        }
         about |= {"event_id": str(uuid4()), "seq": n, "created_at": "2026-11-29T10:00:00Z", "row": None}
         about |= {"organization_id": str(organization), "event_type": "lead.created", "reference": None}
         produce_raw(producer, topics.relay_dead_letter, orjson.dumps(about))

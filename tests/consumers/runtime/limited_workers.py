@@ -96,4 +96,4 @@ class Once(Delicate):
     """There is nothing to look it up in."""
 
     name = "once-worker"
-    resend = "never"
+    resend = "never"  # type: ignore[assignment]

@@ -179,7 +179,7 @@ async def test_an_open_breaker_holds_for_the_next_member_and_one_probe_is_made(d
         worker.calls.append((time.time(), delivery.payload["body"], str(delivery.event.id)))
         await answered.wait()
 
-    worker.call = call
+    worker.call = call  # type: ignore[method-assign]
     [until] = database.execute("SELECT extract(epoch FROM open_until)::float8 FROM worker_breaker")[0]
     async with running(worker) as member:
         rows = produce(topics, [row(organization, payload=MESSAGE | {"body": "down.example"}) for _ in range(8)])

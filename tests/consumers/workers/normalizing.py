@@ -30,6 +30,9 @@ SIGN = {
 }
 
 
+_EVENT = ("id", "organization_id", "event_type", "entity_kind", "entity_id", "payload", "metadata", "created_at")
+
+
 class Inbound:
     """Stores deliveries and runs the worker over what they emitted."""
 
@@ -81,11 +84,7 @@ class Inbound:
             rows = conn.cursor(row_factory=dict_row).execute(
                 "SELECT * FROM event_log WHERE event_type = 'webhook.received' ORDER BY seq"
             )
-            return [
-                Event(**{name: row[name] for name in Event.__dataclass_fields__ if name in row})
-                for row in rows
-                if row["id"] not in self._handled
-            ]
+            return [Event(**{name: row[name] for name in _EVENT}) for row in rows if row["id"] not in self._handled]
 
     async def work(self):
         """Handle everything that waits. What needs an order that is not there yet comes again after all others."""
