@@ -55,6 +55,8 @@ from schemas.topics import Topics
 
 __all__ = ["Observer", "Options", "WorkerService", "check"]
 
+_LEAVE_S = 2.0  # to commit and leave the group, when draining took all its time
+
 
 _CANCEL_AGAIN_S = 2.0
 
@@ -97,6 +99,7 @@ class WorkerService:
         self._watching = Watching(self._core, kafka_settings)
         self._poller: Poller | None = None
         self._ready = False
+        self._leave_until = 0.0
 
     async def run(self, stop: asyncio.Event, stop_now: asyncio.Event | None = None) -> bool:
         """Work until `stop`, then drain; `stop_now` cuts the draining short. True when everything in hand was finished.
@@ -276,7 +279,7 @@ class WorkerService:
         self._core.poller.drain()
         self._drop(lambda record: True)
         cut_short = self._core.loop.create_task(stop_now.wait())
-        deadline = self._core.loop.time() + self._core.options.drain_s
+        self._leave_until = deadline = self._core.loop.time() + self._core.options.drain_s
         try:
             while self._core.tasks or self._handling.busy:
                 left = deadline - self._core.loop.time()
@@ -301,8 +304,9 @@ class WorkerService:
             # They are taken over when this process is missed.
             self._core.say("worker.postgres_away", level="warning", error=str(error))
         self._core.poller.end()
-        # The end itself may hang in the client when the broker is away; the process ends anyway.
-        await asyncio.to_thread(self._core.poller.join, 10.0)
+        # The end itself may hang in the client when the broker is away; the process ends anyway, and soon.
+        left = self._leave_until - self._core.loop.time()
+        await asyncio.to_thread(self._core.poller.join, min(max(_LEAVE_S, left), 10.0))
         await asyncio.to_thread(self._sender.close, 2.0)
         await self.worker.close()
 

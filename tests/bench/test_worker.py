@@ -114,6 +114,7 @@ def bench(processes, tmp_path, *arguments):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.faults_long
 def test_a_small_run_measures_our_worker_alone(processes, tmp_path):
     result = bench(processes, tmp_path, "--part", "transactional")
     assert set(result["figures"]) == {"transactional_per_s", "transactional_cpu_s_per_100k", "rss_mb"}

@@ -17,7 +17,7 @@ from tests.faults.worker_members import Caller, StrictCaller, StrictWriter, Writ
 @pytest.mark.parametrize(
     ("kind", "protocol"),
     [
-        (StrictWriter, "consumer"),
+        pytest.param(StrictWriter, "consumer", marks=pytest.mark.faults_long),
         pytest.param(Writer, "classic", marks=pytest.mark.faults_long),
         pytest.param(Writer, "consumer", marks=pytest.mark.faults_long),
         pytest.param(Caller, "consumer", marks=pytest.mark.faults_long),

@@ -103,7 +103,7 @@ def live(kind, points, story, crew, database, topics, log):
 @pytest.mark.parametrize(
     ("kinds", "protocol", "short"),
     [
-        ((StrictCaller,), "consumer", True),
+        pytest.param((StrictCaller,), "consumer", True, marks=pytest.mark.faults_long),
         pytest.param((Writer, Caller, StrictWriter), "consumer", False, marks=pytest.mark.faults_long),
         pytest.param((StrictWriter, Caller), "classic", False, marks=pytest.mark.faults_long),
     ],

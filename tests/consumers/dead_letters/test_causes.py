@@ -125,10 +125,10 @@ def test_filters_that_do_not_apply_are_refused_and_a_login_without_rights_is_tol
         assert says in ran.words
     login = f"afluente_nobody_{uuid4().hex[:8]}"
     with database.server.admin() as admin:
-        admin.execute(f"CREATE ROLE {login} LOGIN")
+        admin.execute(f"CREATE ROLE {login} LOGIN PASSWORD 'x'")
         try:
             address = database.url.partition("@")[2]
-            monkeypatch.setenv("DATABASE_URL", f"postgresql://{login}@{address}")
+            monkeypatch.setenv("DATABASE_URL", f"postgresql://{login}:x@{address}")
             for arguments in (["list"], ["retry", "--all", "--yes", "--reason", "x"]):
                 ran = here(*arguments)
                 assert ran.status == 4

@@ -237,7 +237,7 @@ async def test_a_partition_that_is_no_longer_fetched_is_found(database, topics, 
         assert tier in str(await looks(within_s=20))
 
 
-@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+@pytest.mark.parametrize("protocol", ["consumer", pytest.param("classic", marks=pytest.mark.faults_long)])
 async def test_a_static_member_comes_back_to_its_partitions(database, topics, running, protocol):
     organization = database.organization()
     for _ in range(2):

@@ -290,6 +290,7 @@ class Keyed(Metered):
     policy = Policy(rate=Rate(4, 0.5, by="key"), ordering="key")
 
 
+@pytest.mark.faults_long
 async def test_each_key_has_its_rate_and_its_order(database, topics, running):
     organization = database.organization()
     create_topics(topics, Keyed.name)

@@ -106,6 +106,7 @@ async def test_without_a_lookup_people_decide_and_their_retry_calls(database, to
     assert count(notes, "CALLS_FILE") == {str(cut.id): 2}
 
 
+@pytest.mark.faults_long
 async def test_a_call_cut_by_its_timeout_is_looked_up_too(database, topics, running, notes, monkeypatch):
     monkeypatch.setattr(Delicate, "policy", Policy(timeout_s=0.3, attempts=3))
     monkeypatch.setattr(Once, "policy", Policy(timeout_s=0.3))

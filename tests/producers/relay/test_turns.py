@@ -127,7 +127,11 @@ def test_entries_divided_anywhere_find_every_row_once(short, database, writers, 
     turns = Turns(source, made, [*parts, *owner.split_off(writers.organizations[1])])
     writers.storm(60, threads=3, seed=12)
     rows += until_caught_up(turns)
-    rows += until_caught_up(turns)
+    # Others' transactions on this server let one turn's windows end in different places: another turn joins them.
+    for _ in range(20):
+        rows += until_caught_up(turns)
+        if len(turns.entries) == 1:
+            break
     assert_each_once_in_order(rows, database)
     assert turns.entries == (Entry(turns.entries[0].s1, turns.entries[0].t1),)
     turns.close()
