@@ -233,8 +233,10 @@ class Poller(threading.Thread):
         # reads on; this is the assignment's own affair, so both group protocols have it.
         self._consumer.incremental_unassign([TopicPartition(topic, partition)])
         self._consumer.incremental_assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
+        self._consumer.resume([TopicPartition(topic, partition)])  # a pause outlasts the assignment it was made in
         place.start = OFFSET_BEGINNING
         place.paused = False
+        place.last = -1  # in a topic made anew the offsets begin anew
         # Committed even if no record comes, or an idle partition would say so again at each start.
         place.low = low
 
