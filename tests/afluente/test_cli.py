@@ -124,6 +124,7 @@ def test_a_server_that_is_away_is_exit_75():
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.faults_long
 def test_without_kafka_every_command_ends_soon_with_75(processes, database):
     commands = ["topics plan", "topics apply --yes", "topics show events.lead", "tail", "dlq list --relay", "verify"]
     commands += ["stream status", "relay status", "relay lanes", "relay lanes 2"]

@@ -60,6 +60,7 @@ def findings(done):
 
 
 @pytest.mark.timeout(300)  # eight commands and four starts of servers, on whatever else the machine does
+@pytest.mark.faults_long
 def test_up_is_killed_comes_back_on_its_data_and_goes_down(afluente, tmp_path):
     state = tmp_path / "state"
 

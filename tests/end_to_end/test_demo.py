@@ -78,6 +78,7 @@ def test_everything_adds_up_and_the_failures_on_purpose_are_seen(demo, leftovers
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.faults_long
 def test_a_kept_demo_goes_on_until_it_is_stopped(demo, tmp_path, leftovers):
     ran = demo("--keep")
     try:

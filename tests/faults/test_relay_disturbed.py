@@ -22,6 +22,7 @@ TERMINATE = (
 )
 
 
+@pytest.mark.faults_long
 def test_connections_killed_again_and_again_cost_nothing_but_time(database, topics, writers, reader):
     """An impatient administrator, a proxy, an idle_session_timeout: whatever the relay is doing at that moment."""
     storm = threading.Thread(target=writers.storm, args=(600,), kwargs={"threads": 3, "seed": 5})
@@ -62,6 +63,7 @@ MAINTENANCE = (
 )
 
 
+@pytest.mark.faults_long
 def test_maintenance_moves_rows_and_none_is_missed_or_repeated(database, topics, writers, reader):
     """Rows get other places and other xmin: the relay asks for neither."""
     conn = database.connect(role=None, autocommit=True)

@@ -183,6 +183,7 @@ def test_a_row_in_an_id_given_out_again_does_not_overtake_what_its_writer_had_se
     reader.check()
 
 
+@pytest.mark.faults_long
 def test_windows_resumed_at_every_chunk_survive_crash_after_crash(server, database):
     writers, reader = Writers(database), Following(database)
     aborted = []

@@ -140,6 +140,7 @@ def test_after_kill_it_makes_progress_within_seconds(stream, feed, fences, chunk
     assert summaries(database) == expected(feed.sent)
 
 
+@pytest.mark.faults_long
 def test_a_second_worker_joins_leaves_and_dies(stream, feed, fences, chunks, database):
     first = stream("a")
     first.wait_for("stream.ready")
@@ -192,6 +193,7 @@ def test_a_frozen_worker_that_wakes_writes_nothing(point, stream, feed, fences, 
     assert successor.returncode is None
 
 
+@pytest.mark.faults_long
 def test_two_workers_under_one_name_do_not_double_anything(stream, feed, fences, chunks, database):
     first = stream("same")
     first.wait_for("stream.ready")
@@ -208,6 +210,7 @@ def test_two_workers_under_one_name_do_not_double_anything(stream, feed, fences,
     assert first.wait(60) == 70, first.tail()
 
 
+@pytest.mark.faults_long
 def test_sessions_killed_under_load_cost_nothing(stream, feed, fences, chunks, database):
     worker = stream()
     worker.wait_for("stream.ready")

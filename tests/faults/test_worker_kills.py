@@ -115,6 +115,7 @@ def test_1000_messages_by_3_workers_killed_at_every_point_are_each_handled_once(
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("protocol", ["consumer", pytest.param("classic", marks=pytest.mark.faults_long)])
+@pytest.mark.faults_long
 def test_members_join_and_leave_and_no_call_is_made_twice(database, topics, processes, tmp_path, protocol):
     """Joining and leaving by SIGTERM drains: here not even a call is repeated."""
     organizations = organizations_everywhere(database, 6)

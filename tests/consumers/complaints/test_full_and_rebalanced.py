@@ -32,6 +32,7 @@ def done(database, events):
 
 
 @pytest.mark.parametrize("protocol", ["consumer", pytest.param("classic", marks=pytest.mark.faults_long)])
+@pytest.mark.faults_long
 async def test_what_was_paused_and_taken_away_is_fetched_when_it_comes_back(database, topics, running, protocol):
     create_topics(topics, "held-worker")
     short_sessions(topics, "held-worker")  # and quick heartbeats, so that a rebalance does not take seconds

@@ -36,6 +36,7 @@ class Serial(ExternalWorker):
 
 
 @pytest.mark.parametrize("protocol", ["consumer", pytest.param("classic", marks=pytest.mark.faults_long)])
+@pytest.mark.faults_long
 async def test_twelve_records_of_one_key_and_four_members(database, topics, running, protocol):
     topics.create(topics.event(RECEIVED), partitions=6)  # something for each of the four
     create_topics(topics, "serial-worker")

@@ -51,6 +51,7 @@ def assignments(*workers):
         pytest.param("consumer", 6000, {}, marks=pytest.mark.faults_long),
     ],
 )
+@pytest.mark.faults_long
 async def test_a_handler_slower_than_the_poll_interval_keeps_its_partitions_and_runs_once(
     database, topics, running, monkeypatch, protocol, interval_ms, overrides
 ):

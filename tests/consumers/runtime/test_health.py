@@ -162,6 +162,7 @@ class Unsure(Plain):
         return ("",)
 
 
+@pytest.mark.faults_long
 async def test_a_partition_that_is_no_longer_fetched_is_found(database, topics, running):
     """And one that only waits, for people or for its time, is left alone."""
     organization = database.organization()

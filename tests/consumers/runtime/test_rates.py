@@ -150,6 +150,7 @@ def by_organization(calls):
 
 
 @pytest.mark.parametrize("keep_s", [pytest.param(30.0, marks=pytest.mark.faults_long), 0.5])
+@pytest.mark.faults_long
 async def test_the_rate_holds_over_two_members_a_restart_and_failures(database, topics, running, monkeypatch, keep_s):
     """Some wait in memory, some come back through a retry topic (30.0) or out of Postgres (0.5)."""
     monkeypatch.setattr(rates, "NEAR_S", 0.4)

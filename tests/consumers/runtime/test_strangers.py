@@ -59,6 +59,7 @@ def origin(partition=b"1", offset=b"1", topic=b"events.lead", **others):
     return list(forged.items())
 
 
+@pytest.mark.faults_long
 def test_forged_headers_of_ours_do_not_end_the_process(database, topics, processes):
     effect_table(database)
     organization = database.organization()
@@ -107,7 +108,7 @@ def test_forged_headers_of_ours_do_not_end_the_process(database, topics, process
     assert len(letters) == len(events) + len(refused)
 
 
-@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+@pytest.mark.parametrize("protocol", ["consumer", pytest.param("classic", marks=pytest.mark.faults_long)])
 def test_a_worker_away_for_longer_than_the_log_keeps_goes_on_with_what_there_is(database, topics, processes, protocol):
     effect_table(database)
     organization = database.organization()

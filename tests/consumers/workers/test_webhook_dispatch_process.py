@@ -203,6 +203,7 @@ async def test_what_waits_for_hours_is_a_dead_letter_too_when_its_subscription_g
 
 async def test_killed_between_call_and_record_the_same_delivery_is_sent_again(dispatcher):
     async with receiver_of(dispatcher, "a") as receiver:
+        support.short_sessions(dispatcher.topics, WORKER)
         (row,) = dispatcher.publish()
         lease = {"AFLUENTE_CLAIM_TAKEOVER_S": "2", "AFLUENTE_CLAIM_RENEW_S": "0.5"}
         first = dispatcher.start(AFLUENTE_FAULT="dispatch.after_call:1", **lease)
