@@ -28,8 +28,9 @@ def disturb(crew, story, chance, *, kills, seconds=0.0, chunk=40):
     """Strike until there were so many kills and so much time has passed. Handlers run before each strike and after."""
     ends = time.monotonic() + seconds
     while crew.done["kill"] < kills or time.monotonic() < ends:
+        before = crew.lines()
         story.emit(chunk)
-        crew.go_on(40)
+        crew.go_on(40, before)
         until(lambda: any(member.events("worker.delivered") for member in crew.members))
         working = [member for member in crew.members if member.events("worker.delivered")]
         victim = chance.choice(working)
@@ -42,8 +43,9 @@ def disturb(crew, story, chance, *, kills, seconds=0.0, chunk=40):
                 if chance.random() < 0.5:
                     crew.wait_for_heirs(victim)  # it wakes up to find that others have its partitions
                 else:
+                    before = crew.lines()
                     story.emit(chunk)
-                    crew.go_on(40)
+                    crew.go_on(40, before)
                 crew.thaw(victim)
             case "leave":
                 crew.leave(victim)

@@ -130,9 +130,10 @@ class Crew:
         """How much has been noted: grows with every run of a handler."""
         return self.runs.stat().st_size if self.runs.exists() else 0
 
-    def go_on(self, runs, timeout=60.0):
-        """Wait until about so many more handlers have run, whoever ran them."""
-        goal = self.lines() + runs * 110
+    def go_on(self, runs, since=None, timeout=60.0):
+        """Wait until about so many more handlers have run than there were at `since` (default: now; `lines` before
+        their events came, when no others come: they may have run by now), whoever ran them."""
+        goal = (self.lines() if since is None else since) + runs * 110
         until(lambda: self.lines() >= goal, timeout)
 
     def explained(self, at):
