@@ -51,8 +51,6 @@ class Parked(Place):
     """Offsets that were passed over before that."""
     passed_over: int = 0
     """Of its records so many wait in the topic, about."""
-    ended: bool = False
-    """The partition's reader has it again; the mark stays until everything here is finished."""
     saved: tuple[int, int] | None = None
 
     @property
@@ -160,7 +158,7 @@ class Surplus:
                 self._failed(parked, error)
                 break
             offset = message.offset() or 0
-            if offset < parked.at:
+            if offset < parked.at or (message.topic(), message.partition()) != (parked.topic, parked.partition):
                 continue
             if offset > parked.main.last:
                 parked.at = parked.main.last + 1
@@ -177,7 +175,7 @@ class Surplus:
         return found
 
     def settle(self, places: Iterable[Place]) -> None:
-        """Let go whoever has nothing to read again, and say how far the others are."""
+        """Let go whoever has nothing to read again, and forget whose surplus is finished."""
         for place in places:
             for parked in list(place.parked.values()):
                 share = place.shares.get(parked.key)
@@ -187,12 +185,17 @@ class Surplus:
                     and (share is None or share.records * 2 < self._most_records)
                 ):
                     self._unpark(parked)
-            for parked in [*place.parked.values(), *place.unparking.values()]:
-                if parked.ended and parked.offsets.idle:
+            for parked in list(place.unparking.values()):
+                if parked.offsets.idle:
                     del place.unparking[parked.key]
                     parked.alive = False
                     self._marks.unpark(parked)
-                elif parked.marked and (now := (parked.mark, parked.passed_over)) != parked.saved:
+
+    def save(self, places: Iterable[Place]) -> None:
+        """Write how far each is: as often as offsets are committed, as it is a transaction."""
+        for place in places:
+            for parked in _all_of(place):
+                if parked.marked and (now := (parked.mark, parked.passed_over)) != parked.saved:
                     parked.saved = now
                     self._marks.move(parked, *now)
 
@@ -235,8 +238,7 @@ class Surplus:
         self._reader.unassign()
 
     def _unpark(self, parked: Parked) -> None:
-        """The partition's reader goes on with it."""
-        parked.ended = True
+        """The partition's reader goes on with it; the mark stays until everything here is finished."""
         del parked.main.parked[parked.key]
         parked.main.unparking[parked.key] = parked
         self._line.pop(parked, None)

@@ -161,6 +161,7 @@ class Poller(threading.Thread):
         if time.monotonic() >= self._next_commit:
             self._take_finished()
             self._commit(synchronous=False)
+            self._surplus.save(self._places.values())
             self._next_commit = time.monotonic() + self._commit_interval_s
 
     def _patience_s(self) -> float:

@@ -101,6 +101,28 @@ async def test_another_passes_a_surplus_which_comes_after_in_its_order(database,
     assert lag(topics, "slow-worker", [topics.event("message.received")]) == 0
 
 
+async def test_two_that_are_parked_on_one_partition_are_read_in_turns(database, topics, running):
+    partition, found = None, []
+    while len(found) < 3:
+        organization = database.organization(f"o{len(found)}")
+        at = schemas.topics.partition_of(organization, PARTITIONS)
+        if partition in (None, at):
+            partition, found = at, [*found, organization]
+    *large, small = found
+    create_topics(topics, "slow-worker")
+    both = [event for pair in zip(*(numbered(each, 1_200) for each in large), strict=True) for event in pair]
+    rows = [*produce(topics, both), *produce(topics, [row(small)])]
+    slow = Slow()
+    async with running(slow, limits=LIMITS) as worker:
+        for each in large:
+            await worker.of("worker.parked", organization_id=str(each))
+        await worker.of("worker.delivered", event_id=str(rows[-1].id))
+        slow.hurry.set()
+        await asyncio.to_thread(until, lambda: len(effects(database)) == len(rows), 40.0)
+        await asyncio.to_thread(until, lambda: not marks(database))
+    assert in_order(database, rows)
+
+
 async def test_what_is_parked_survives_its_process_and_a_rebalance(database, topics, running, neighbours):
     large, small = neighbours
     create_topics(topics, "slow-worker")
