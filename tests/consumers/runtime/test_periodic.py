@@ -16,6 +16,7 @@ from consumers.runtime.control import Pause
 from consumers.runtime.core import Core, Options
 from consumers.runtime.periodic import Periodic
 from schemas.topics import Topics
+from tests.consumers.runtime.support import until
 from tests.fixtures.signals import Signals
 
 EVERY = timedelta(seconds=0.6)
@@ -75,9 +76,7 @@ async def member(database, worker, *, paused=None):
 async def test_of_three_members_one_runs_it_each_time(database, ticks):
     async with AsyncExitStack() as stack:
         signals = [(await stack.enter_async_context(member(database, Ticking())))[1] for _ in range(3)]
-        async with asyncio.timeout(20):
-            while len(ticks()) < 4:
-                await asyncio.sleep(0.05)
+        await asyncio.to_thread(until, lambda: len(ticks()) >= 4)
     ran = ticks()
     # a start of the statement lies between the decision and the row: allow it a little
     assert min(after - before for before, after in pairwise(ran)) > EVERY - timedelta(seconds=0.1)
