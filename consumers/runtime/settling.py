@@ -7,7 +7,7 @@ offset is finished. The other order would lose the delivery, or run it under an 
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 from afluente import faults
@@ -112,19 +112,7 @@ class Settling:
             delay = retry.tier_s(self._core.policy, failed_attempts)  # scaled down it still goes to its tier's topic
         else:
             delay = self._core.judge.tier(wait_s, failed_attempts)
-        headers = records.marked_headers(
-            item.record.headers,
-            worker=self._core.name,
-            origin=records.origin_of(item.record),
-            event_id=item.event.id,
-            target=item.target,
-            generation=wait.generation,
-            attempt=wait.attempt,
-            due=wait.due,
-            first_failure=wait.first_failure_at,
-            error_class=wait.error_class,
-            error=wait.error,
-        )
+        headers = self._headers(item, wait, due=wait.due)
         try:
             await self._core.outgoing.retry(self._core.topics.retry(self._core.name, delay), item.record, headers)
         except RecordRefused as refused:
@@ -151,21 +139,25 @@ class Settling:
 
     async def _bury(self, item: Item, dead: BuryAgain) -> None:
         """The dead-letter record, and where it is."""
-        headers = records.marked_headers(
+        headers = self._headers(item, dead)
+        topic = self._core.topics.dead_letter(self._core.name)
+        partition, offset = await self._core.outgoing.dead_letter(topic, item.record, headers)
+        await self._core.transaction(lambda conn: self._core.deliveries.buried(conn, item, partition, offset))
+
+    def _headers(self, item: Item, of: ProduceAgain | BuryAgain, due: datetime | None = None) -> records.Headers:
+        return records.marked_headers(
             item.record.headers,
             worker=self._core.name,
             origin=records.origin_of(item.record),
             event_id=item.event.id,
             target=item.target,
-            generation=dead.generation,
-            attempt=dead.attempt,
-            first_failure=dead.first_failure_at,
-            error_class=dead.error_class,
-            error=dead.error,
+            generation=of.generation,
+            attempt=of.attempt,
+            due=due,
+            first_failure=of.first_failure_at,
+            error_class=of.error_class,
+            error=of.error,
         )
-        topic = self._core.topics.dead_letter(self._core.name)
-        partition, offset = await self._core.outgoing.dead_letter(topic, item.record, headers)
-        await self._core.transaction(lambda conn: self._core.deliveries.buried(conn, item, partition, offset))
 
     async def bury_record(self, record: Record, error_class: str, message: str) -> None:
         """Dead letter with its bytes, once; the partition goes on."""
