@@ -246,7 +246,7 @@ class Receiver:
         """WhatsApp asks whether the address is ours: the challenge comes back unchanged if the token is."""
         source = self._sources.get(request.path_params["source"])
         channel_id = _uuid(request.path_params["channel"])
-        if source is None or not source.shared or channel_id is None:
+        if source is None or not source.challenged or channel_id is None:
             return _answer(404, "not_found")
         query = request.query_params
         try:

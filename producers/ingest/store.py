@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -112,17 +112,18 @@ async def receive(conn: Connection, keyring: Keyring, incoming: Incoming) -> Rec
         parent_id = await refuse(conn, incoming, "unknown_channel")
         return Receipt(Outcome.UNKNOWN_CHANNEL, parent_id, reason="unknown_channel")
 
-    signature = incoming.headers.get(source.signature_header)
-    check = source.verify(body, signature, channel.secrets[SIGNATURE], incoming.received_at.timestamp())
+    source = source.of(channel.settings)
+    check = source.verify(body, incoming.headers, channel.secrets[SIGNATURE], incoming.received_at.timestamp())
     if not check.ok:
         parent_id = await refuse(conn, incoming, check.reason or "signature_mismatch", channel)
         return Receipt(Outcome.REFUSED, parent_id, reason=check.reason)
 
-    parts = source.route(body, incoming.headers, incoming.url_topic)
+    incoming = replace(incoming, source=source, body=source.without_secrets(body))
+    parts = source.route(incoming.body, incoming.headers, incoming.url_topic)
     topics = {part.topic for part in parts}
     topic = topics.pop() if len(topics) == 1 else "mixed"
     parent_id = await _insert_parent(conn, incoming, channel, topic)
-    routed = await _route(conn, keyring, source, parts, channel, incoming.received_at, body, signature)
+    routed = await _route(conn, keyring, source, parts, channel, incoming.received_at, body, incoming.headers)
     organization_id, events = await _write_children(conn, parent_id, incoming, routed, len(parts))
     missing = len(parts) - len(routed)
     if not routed:
@@ -182,11 +183,11 @@ async def replay(conn: Connection, keyring: Keyring, webhook_event_id: UUID, now
     channel = await find_channel(conn, keyring, source.name, row["channel_id"], now)
     if channel is None:
         raise NotReplayable(f"the channel {row['channel_id']} is gone")
+    source = source.of(channel.settings)
     body, headers = bytes(row["raw_body"]), row["headers"]
     incoming = Incoming(source, channel.id, body, headers, row["received_at"], url_topic=headers.get(":topic"))
     parts = source.route(body, headers, incoming.url_topic)
-    signature = headers.get(source.signature_header)
-    routed = await _route(conn, keyring, source, parts, channel, now, body, signature)
+    routed = await _route(conn, keyring, source, parts, channel, now, body, headers)
     organization_id, events = await _write_children(conn, webhook_event_id, incoming, routed, len(parts))
     if events:
         # Nothing is taken back: what had children before keeps its organization, and always its bytes.
@@ -209,7 +210,7 @@ async def _route(
     channel: Channel,
     now: datetime,
     body: bytes,
-    signature: str | None,
+    headers: Mapping[str, str],
 ) -> list[tuple[Part, Channel]]:
     """Each part with the connection it belongs to; parts of none are left out."""
     if not source.shared:
@@ -236,7 +237,7 @@ async def _route(
                 checked[owner.id] = (
                     Check(True)
                     if owner.id == channel.id
-                    else source.verify_again(body, signature, owner.secrets[SIGNATURE])
+                    else source.verify_again(body, headers, owner.secrets[SIGNATURE])
                 )
             if checked[owner.id].ok and owner.status != "paused":
                 routed.append((part, owner))

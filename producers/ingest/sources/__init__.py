@@ -41,17 +41,26 @@ class Source:
     name: str
     kind: str
     """The kind of a channel to it."""
-    signature_header: str
-    verify: Callable[[bytes, str | None, Iterable[bytes], float], Check]
-    """(raw body, signature header, secrets, epoch seconds now)."""
-    verify_again: Callable[[bytes, str | None, Iterable[bytes]], Check]
-    """The same for a stored delivery: its age does not count."""
+    verify: Callable[[bytes, Mapping[str, str], Iterable[bytes], float], Check]
+    """(raw body, lower-case headers, secrets, epoch seconds now)."""
+    verify_again: Callable[[bytes, Mapping[str, str], Iterable[bytes]], Check]
+    """The same for a stored delivery of a shared source: its age does not count."""
     route: Callable[[bytes, Mapping[str, str], str | None], list[Part]]
     """(raw body, lower-case headers, topic in the URL). Never raises: the unreadable is one part, 'unknown'."""
     kept_headers: frozenset[str]
     """Headers stored with the delivery, besides the common ones. Never one that holds a secret."""
     shared: bool = False
     """One delivery may belong to several connections: each part goes to the one it names, wherever it was posted."""
+    challenged: bool = False
+    """The sender asks by GET whether the address is ours (`hub.mode`, `hub.verify_token`, `hub.challenge`)."""
+    without_secrets: Callable[[bytes], bytes] = bytes
+    """The body as it is routed and stored: what a sender writes into it to prove itself is taken out."""
+    configured: Callable[[Mapping[str, Any]], Source] | None = None
+    """This sender as one connection's settings have it. Never raises: with bad settings nothing verifies."""
+
+    def of(self, settings: Mapping[str, Any]) -> Source:
+        """The sender as this connection knows it."""
+        return self if self.configured is None else self.configured(settings)
 
 
 COMMON_HEADERS = frozenset({"content-type", "content-length", "user-agent", "x-request-id", "traceparent"})

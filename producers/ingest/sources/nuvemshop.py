@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from producers.ingest import signature
 from producers.ingest.sources import UNKNOWN, Part, Source, key, read_object, sha256, topic_of
 
+HEADER = "x-linkedstore-hmac-sha256"
 PRIVACY_TOPICS = frozenset({"store/redact", "customers/redact", "customers/data_request"})
 # What can happen to one resource again and again, and looks the same each time.
 REPEATABLE_ACTIONS = frozenset(
@@ -48,9 +49,8 @@ def route(body: bytes, headers: Mapping[str, str], url_topic: str | None) -> lis
 SOURCE = Source(
     name="nuvemshop",
     kind="ecommerce",
-    signature_header="x-linkedstore-hmac-sha256",
-    verify=lambda body, header, secrets, now_s: signature.nuvemshop(body, header, secrets),
-    verify_again=signature.nuvemshop,
+    verify=lambda body, headers, secrets, now_s: signature.nuvemshop(body, headers.get(HEADER), secrets),
+    verify_again=lambda body, headers, secrets: signature.nuvemshop(body, headers.get(HEADER), secrets),
     route=route,
-    kept_headers=frozenset({"x-linkedstore-hmac-sha256"}),
+    kept_headers=frozenset({HEADER}),
 )

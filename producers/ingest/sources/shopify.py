@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from producers.ingest import signature
 from producers.ingest.sources import Part, Source, key, sha256, topic_of
 
+HEADER = "x-shopify-hmac-sha256"
+
 
 def route(body: bytes, headers: Mapping[str, str], url_topic: str | None) -> list[Part]:
     topic = topic_of(headers.get("x-shopify-topic"))
@@ -23,13 +25,12 @@ def route(body: bytes, headers: Mapping[str, str], url_topic: str | None) -> lis
 SOURCE = Source(
     name="shopify",
     kind="ecommerce",
-    signature_header="x-shopify-hmac-sha256",
-    verify=lambda body, header, secrets, now_s: signature.shopify(body, header, secrets),
-    verify_again=signature.shopify,
+    verify=lambda body, headers, secrets, now_s: signature.shopify(body, headers.get(HEADER), secrets),
+    verify_again=lambda body, headers, secrets: signature.shopify(body, headers.get(HEADER), secrets),
     route=route,
     kept_headers=frozenset(
         {
-            "x-shopify-hmac-sha256", "x-shopify-topic", "x-shopify-shop-domain", "x-shopify-event-id",
+            HEADER, "x-shopify-topic", "x-shopify-shop-domain", "x-shopify-event-id",
             "x-shopify-webhook-id", "x-shopify-api-version", "x-shopify-test", "x-shopify-triggered-at",
         }
     ),

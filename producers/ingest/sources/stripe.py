@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from producers.ingest import signature
 from producers.ingest.sources import UNKNOWN, Part, Source, key, read_object, sha256, topic_of
 
+HEADER = "stripe-signature"
+
 
 def route(body: bytes, headers: Mapping[str, str], url_topic: str | None) -> list[Part]:
     event = read_object(body)
@@ -26,9 +28,10 @@ def route(body: bytes, headers: Mapping[str, str], url_topic: str | None) -> lis
 SOURCE = Source(
     name="stripe",
     kind="payment",
-    signature_header="stripe-signature",
-    verify=signature.stripe,
-    verify_again=lambda body, header, secrets: signature.stripe(body, header, secrets, 0, tolerance_s=None),
+    verify=lambda body, headers, secrets, now_s: signature.stripe(body, headers.get(HEADER), secrets, now_s),
+    verify_again=lambda body, headers, secrets: signature.stripe(
+        body, headers.get(HEADER), secrets, 0, tolerance_s=None
+    ),
     route=route,
-    kept_headers=frozenset({"stripe-signature"}),
+    kept_headers=frozenset({HEADER}),
 )

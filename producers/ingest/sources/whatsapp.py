@@ -15,6 +15,7 @@ from typing import Any
 from producers.ingest import signature
 from producers.ingest.sources import UNKNOWN, Part, Source, read_object, sha256, topic_of
 
+HEADER = "x-hub-signature-256"
 ACCOUNT_PREFIX = "waba:"
 
 
@@ -99,10 +100,10 @@ def _items(change: dict[str, Any]) -> Iterator[tuple[str, str]]:
 SOURCE = Source(
     name="whatsapp",
     kind="whatsapp",
-    signature_header="x-hub-signature-256",
-    verify=lambda body, header, secrets, now_s: signature.whatsapp(body, header, secrets),
-    verify_again=signature.whatsapp,
+    verify=lambda body, headers, secrets, now_s: signature.whatsapp(body, headers.get(HEADER), secrets),
+    verify_again=lambda body, headers, secrets: signature.whatsapp(body, headers.get(HEADER), secrets),
     route=route,
-    kept_headers=frozenset({"x-hub-signature-256"}),
+    kept_headers=frozenset({HEADER}),
     shared=True,
+    challenged=True,
 )
