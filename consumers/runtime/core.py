@@ -113,6 +113,8 @@ class Core:
         self.name = worker.name
         self.policy: Policy = worker.policy
         self.process: UUID = uuid4()
+        self.ready = False
+        """It has been given its partitions, or is a member that there are none left for."""
         self.topics = topics
         self.clock = clock
         self.random = random

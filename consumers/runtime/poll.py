@@ -89,6 +89,8 @@ class Poller(threading.Thread):
         self._warned: dict[str, float] = {}
         self.turned_at = time.monotonic()
         """When the loop last turned: what liveness is about."""
+        self.member_id = ""
+        """As the group knows it, while it has no partition."""
 
     # Called from any thread.
 
@@ -140,6 +142,8 @@ class Poller(threading.Thread):
     def _turn(self) -> None:
         self.turned_at = time.monotonic()
         heartbeat.beat()
+        if not self._places:
+            self.member_id = self._consumer.memberid() or ""
         while self._asked:
             self._asked.popleft()()
         self._take_finished()

@@ -96,9 +96,8 @@ class WorkerService:
         )
         self._keeping = Keeping(self._core, self._resumed)
         self._periodic = Periodic(self._core)
-        self._watching = Watching(self._core, kafka_settings)
+        self._watching = Watching(self._core, kafka_settings, self._joined)
         self._poller: Poller | None = None
-        self._ready = False
         self._leave_until = 0.0
 
     async def run(self, stop: asyncio.Event, stop_now: asyncio.Event | None = None) -> bool:
@@ -177,7 +176,7 @@ class WorkerService:
             began=poller is not None and not core.abandoned,
             poll_age_s=0.0 if poller is None else time.monotonic() - poller.turned_at,
             partitions=0 if poller is None else len(poller.places),
-            ready=self._ready,
+            ready=self._core.ready,
             stopping=core.stopping,
             paused=core.paused,
             stalled=self._watching.stalled,
@@ -265,8 +264,11 @@ class WorkerService:
 
     def _assigned(self, partitions: int) -> None:
         self._core.say("worker.assigned", partitions=partitions)
-        if not self._ready:
-            self._ready = True
+        self._joined(partitions)
+
+    def _joined(self, partitions: int = 0) -> None:
+        if not self._core.ready:
+            self._core.ready = True
             self._core.say("worker.ready", partitions=partitions, process=str(self._core.process))
 
     def _background_ended(self, task: asyncio.Task[None]) -> None:

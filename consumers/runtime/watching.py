@@ -5,14 +5,17 @@ never by the poll thread; when it or Postgres is away the numbers stay, and nobo
 
 A partition has stalled when records are there to be handled, and for so long nothing of it was read, finished or
 committed though nothing explains that: no pause, no retry that waits for its time, no limit, no handler within its
-timeout, no Postgres that is away. One of a retry topic has stalled when it is not read ahead.
+timeout, no Postgres that is away. One of a retry topic has stalled when it is not read ahead. What is parked is read
+in turns, so it is judged as one.
+
+A member that gets no partition hears nothing of its group (KIP-848): the group is asked whether it has joined.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import psycopg
@@ -46,11 +49,13 @@ class _Seen:
 class Watching:
     """`loop` runs as long as the worker; `stalled` and `samples` may be asked from any thread."""
 
-    def __init__(self, core: Core, kafka_settings: KafkaSettings) -> None:
+    def __init__(self, core: Core, kafka_settings: KafkaSettings, joined: Callable[[], None]) -> None:
         self._core = core
         self._kafka = kafka_settings
+        self._joined = joined
         self._admin: AdminClient | None = None
         self._seen: dict[Place, _Seen] = {}
+        self._surplus: _Seen | None = None
         self._deliveries: dict[str, int] = {}
         self._dead: dict[str, int] = {}
         self._breakers = 0
@@ -65,13 +70,17 @@ class Watching:
 
     async def look(self) -> None:
         places = self._core.poller.places
+        if not self._core.ready:
+            await self._ask_whether_joined()
         try:
             ends, begins = await self._ask_kafka(places)
         except KafkaException:
             # Not to be told now: what stands still meanwhile is no fault of this process.
             self._seen.clear()
+            self._surplus = None
         else:
             self._judge(places, ends, begins, time.monotonic())
+            self._judge_surplus(places, time.monotonic())
         try:
             async with asyncio.timeout(10.0), self._core.connection() as conn:
                 parameters = {"worker": self._core.name, "rows": status.COUNT_ROWS}
@@ -87,16 +96,29 @@ class Watching:
 
     async def _ask_kafka(self, places: list[Place]) -> tuple[dict[status.Place, int], dict[status.Place, int]]:
         """Where the partitions end, and where those begin that have no committed offset yet."""
-        if self._admin is None:
-            self._admin = kafka.admin(self._kafka)
         # Futures of the client's own thread. A thread of ours that waits for them would keep a process with a stop
         # signal from ending while the broker is away.
-        ends = status.ask_ends(self._admin, [(place.topic, place.partition) for place in places])
+        ends = status.ask_ends(self._client(), [(place.topic, place.partition) for place in places])
         fresh = [(place.topic, place.partition) for place in places if place.committed is None]
-        begins = status.ask_begins(self._admin, fresh)
+        begins = status.ask_begins(self._client(), fresh)
         answers = await asyncio.gather(*(asyncio.wrap_future(future) for future in [*ends.values(), *begins.values()]))
         offsets = [int(answer.offset) for answer in answers]
         return dict(zip(ends, offsets, strict=False)), dict(zip(begins, offsets[len(ends) :], strict=True))
+
+    def _client(self) -> AdminClient:
+        if self._admin is None:
+            self._admin = kafka.admin(self._kafka)
+        return self._admin
+
+    async def _ask_whether_joined(self) -> None:
+        group, member_id = self._kafka.group_id(self._core.name), self._core.poller.member_id
+        [asked] = self._client().describe_consumer_groups([group]).values()
+        try:
+            members = (await asyncio.wrap_future(asked)).members
+        except KafkaException:
+            return  # the first member is not there yet; the next look asks again
+        if member_id and any(member.member_id == member_id for member in members):
+            self._joined()
 
     def _judge(
         self, places: list[Place], ends: dict[status.Place, int], begins: dict[status.Place, int], now_s: float
@@ -137,6 +159,32 @@ class Watching:
             seen[place] = known
         self._seen = seen
 
+    def _judge_surplus(self, places: list[Place], now_s: float) -> None:
+        """What is parked and can be read again: whoever's turn it is, something of it must move."""
+        core = self._core
+        parked = [each for place in places for each in list(place.parked.values())]
+        lag = sum(max(0, each.main.last + 1 - each.at) for each in parked if each.marked)
+        running = sum(each.running for each in parked)
+        progress: tuple[int | None, ...] = tuple(number for each in parked for number in (each.at, each.mark))
+        if running:
+            progress += (core.figures.runs,)
+        known = self._surplus
+        # What of it is in hand waits for its time or its limit; or others have all that may be in hand.
+        waits = any(each.records for each in parked) and not running and not core.lanes.has_ready
+        waits = waits or sum(place.records for place in places if not place.waits) >= core.options.limits.records
+        explained = core.paused is not None or core.stopping or core.postgres_away or waits
+        if known is None or not lag or known.progress != progress or explained:
+            known = _Seen(progress, now_s)
+        known.lag = lag
+        still_s = now_s - known.since_s
+        stalled = still_s > core.options.stalled_s + (core.policy.timeout_s if running else 0.0)
+        if stalled and not known.stalled:
+            core.say(
+                "worker.stalled", level="error", parked=len(parked), lag=lag, seconds=round(still_s, 1), running=running
+            )
+        known.stalled = stalled
+        self._surplus = known
+
     def _is_explained(self, place: Place) -> bool:
         """Is there a reason for it to stand still now?"""
         core = self._core
@@ -152,12 +200,16 @@ class Watching:
     @property
     def stalled(self) -> tuple[str, ...]:
         now_s = time.monotonic()
-        return tuple(
+        found = tuple(
             f"{place.topic}[{place.partition}] is {seen.lag} records behind and has not moved for "
             f"{now_s - seen.since_s:.0f} s ({place.records} in hand, {place.running} running)"
             for place, seen in list(self._seen.items())
             if seen.stalled and place.alive
         )
+        if (surplus := self._surplus) is not None and surplus.stalled:
+            still_s = now_s - surplus.since_s
+            found += (f"of what is parked about {surplus.lag} records are not read, for {still_s:.0f} s",)
+        return found
 
     def samples(self) -> Iterator[Sample]:
         core, worker, now_s = self._core, self._core.name, time.monotonic()

@@ -21,12 +21,12 @@ PARTITIONS = 3
 ROOT = Path(__file__).parents[3]  # where `tests` is found by the commands
 
 
-def create_topics(topics, *workers, families=()):
+def create_topics(topics, *workers, families=(), partitions=PARTITIONS):
     """The topics of these workers and of messages, and no others: making all that there are takes seconds."""
     names = [*families] or [topics.event("message.received")]
     for worker in workers:
         names += [*topics.retries(worker), topics.dead_letter(worker)]
-    topics.create(*names, partitions=PARTITIONS)
+    topics.create(*names, partitions=partitions)
 
 
 def organizations_everywhere(database, count):

@@ -19,7 +19,8 @@ from consumers.runtime.control import Pause
 from consumers.runtime.figures import EVENT_TYPES, Figures
 from consumers.runtime.health import Health, Signs
 from consumers.runtime.process import check_client
-from tests.consumers.runtime.support import MESSAGE, ROOT, create_topics, produce, row, until
+from tests.consumers.runtime.support import MESSAGE, ROOT, create_topics, produce, row, states, until
+from tests.consumers.runtime.test_parking import LIMITS, Slow, numbered
 from tests.consumers.runtime.workers import Plain
 
 WELL = Signs(
@@ -247,3 +248,42 @@ async def test_a_static_member_comes_back_to_its_partitions(database, topics, ru
             await worker.of("worker.delivered")
             # it alone has all: had the first one left a member behind, the second would have to wait for its end
             assert worker.service.signs().partitions == 30
+
+
+async def test_a_member_that_no_partition_is_left_for_is_ready(database, topics, running):
+    """It stands by: a deployment with more members than partitions would never be done rolling out."""
+    create_topics(topics, "plain-worker", partitions=1)
+    organization = database.organization()
+    async with running(Plain(), watch_every_s=0.1) as first, running(Plain(), watch_every_s=0.1) as second:
+        members = [first.service, second.service]
+        assert sorted(member.signs().partitions for member in members) == [0, 10]
+        produce(topics, [row(organization)])
+        await asyncio.to_thread(until, lambda: states(database, "plain-worker") == {"done": 1})
+
+
+@pytest.mark.faults_long
+async def test_what_is_parked_and_no_longer_read_is_found(database, topics, running):
+    organization = database.organization()
+    create_topics(topics, "slow-worker")
+    produce(topics, numbered(organization, 2_000))
+    slow = Slow()
+    async with running(slow, limits=LIMITS, stalled_s=0.5, watch_every_s=60.0) as worker:
+        await worker.of("worker.parked", organization_id=str(organization))
+        surplus = worker.service._poller._surplus
+        read, surplus.read = surplus.read, lambda room: []
+        slow.hurry.set()
+
+        async def looks():
+            while not (found := worker.service.signs().stalled):
+                await worker.service._watching.look()
+                await asyncio.sleep(0.2)
+            return found
+
+        async with asyncio.timeout(30):
+            [stalled] = await looks()
+        assert "of what is parked" in stalled
+        surplus.read = read
+        await worker.of("worker.unparked", organization_id=str(organization))
+        await asyncio.to_thread(until, lambda: states(database, "slow-worker") == {"done": 2_000})
+        await worker.service._watching.look()
+        assert worker.service.signs().stalled == ()
