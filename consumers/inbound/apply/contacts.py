@@ -1,0 +1,149 @@
+"""Contacts by their identities, and what a person says about itself: its new number, whether it wants messages.
+
+What must stay true: identities that name two contacts merge nothing silently, a person is asked; a person's newest word
+counts, and an older one that comes late changes nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from consumers.inbound.apply.contact_events import ContactEvents
+from consumers.inbound.apply.writing import Writing
+from producers.ingest.normalize import facts as f
+
+
+class Contacts:
+    def __init__(self, writing: Writing, events: ContactEvents) -> None:
+        self._writing = writing
+        self._events = events
+
+    async def of(self, person: f.Person | None) -> UUID | None:
+        """The person's contact, made if there is none; None for nobody. Holds the locks of its identities."""
+        if not person:
+            return None
+        source = self._writing.part.source
+        row = await self._writing.one("upsert_contact", identities=_identities(person), name=person.name, source=source)
+        assert row is not None
+        contact_id, created, conflict = row
+        if created:
+            await self._created(contact_id, person)
+        if conflict:
+            await self._conflict(contact_id)
+        return UUID(str(contact_id))
+
+    async def find(self, person: f.Person) -> UUID | None:
+        """The person's contact if there is one."""
+        if not person:
+            return None
+        row = await self._writing.one("find_contact", identities=_identities(person))
+        return None if row is None else row[0]
+
+    async def _created(self, contact_id: UUID, person: f.Person) -> None:
+        part = self._writing.part
+        self._writing.counts["contacts"] += 1
+        phone = next((i.value for i in person.identities if i.kind == "phone"), None)
+        await self._writing.emit(
+            "contact.created",
+            entity_kind="contact",
+            entity_id=contact_id,
+            payload={"phone": phone, "name": person.name, "source": part.source},
+        )
+        await self._events.record(
+            contact_id,
+            fact=f"contact_created:{contact_id}",
+            event_type=None,
+            metric="Contact Created",
+            occurred_at=part.received_at,
+            entity_type="contact",
+            entity_id=str(contact_id),
+        )
+
+    async def _conflict(self, contact_id: UUID) -> None:
+        await self._writing.alert(
+            "contact_conflict",
+            title="Two contacts may be one person",
+            audience="operators",
+            dedupe_key=f"contact_conflict:{contact_id}",
+            details={"contact_id": str(contact_id), "webhook_event_id": str(self._writing.part.id)},
+        )
+
+    async def number_changed(self, fact: f.NumberChanged) -> None:
+        contact_id = await self.of(fact.person)
+        if contact_id is None:
+            return
+        new = fact.new_identity
+        row = await self._writing.one(
+            "add_identity",
+            kind=new.kind,
+            value=new.value,
+            source=new.source,
+            contact_id=contact_id,
+            as_received=new.as_received,
+        )
+        if row is None:
+            await self._conflict(contact_id)
+            return
+        await self._writing.execute("set_phone", contact_id=contact_id, phone=new.value)
+        await self._events.record(
+            contact_id,
+            fact=f"number_changed:{contact_id}:{new.value}",
+            event_type=None,
+            metric="Contact Updated",
+            occurred_at=fact.occurred_at,
+            entity_type="contact",
+            entity_id=str(contact_id),
+        )
+
+    async def stopped(self, contact_id: UUID, keyword: str, at: datetime) -> None:
+        """The person wrote a word that ends all messages to it."""
+        if not await self._set_state(contact_id, "blocked", at):
+            return
+        await self._writing.emit(
+            "system.contact_blocked_by_stop",
+            entity_kind="contact",
+            entity_id=contact_id,
+            payload={"contact_id": str(contact_id), "keyword": keyword},
+        )
+        await self._blocked(contact_id)
+
+    async def preference(self, fact: f.Preference) -> None:
+        contact_id = await self.of(fact.person)
+        if contact_id is None:
+            return
+        state = "subscribed" if fact.granted else "unsubscribed"
+        if not await self._set_state(contact_id, state, fact.occurred_at):
+            return
+        await self._writing.emit(
+            "lgpd.consent_changed",
+            entity_kind="contact",
+            entity_id=contact_id,
+            payload={
+                "contact_id": str(contact_id),
+                "consent_type": fact.consent_type,
+                "granted": fact.granted,
+                "source": self._writing.part.source,
+            },
+        )
+        if not fact.granted:
+            await self._blocked(contact_id)
+
+    async def _set_state(self, contact_id: UUID, state: str, at: datetime) -> bool:
+        return await self._writing.one("set_subscriber_state", contact_id=contact_id, state=state, at=at) is not None
+
+    async def _blocked(self, contact_id: UUID) -> None:
+        await self._writing.emit(
+            "contact.blocked", entity_kind="contact", entity_id=contact_id, payload={"reason": "stop"}
+        )
+
+
+def _identities(person: f.Person) -> Jsonb:
+    return Jsonb(
+        [
+            {"kind": i.kind, "source": i.source, "value": i.value, "as_received": i.as_received}
+            for i in person.identities
+        ]
+    )

@@ -1,0 +1,272 @@
+"""Messages and conversations: what was written to us and by us, and what became of it.
+
+What must stay true: a message is stored once by the provider's id; a status is noted once, also before its message is
+known; statuses never go backwards (the ledger's own rule), and `failed` is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from consumers.inbound.apply.contact_events import ContactEvents
+from consumers.inbound.apply.contacts import Contacts
+from consumers.inbound.apply.writing import Writing, cut
+from producers.emit import to_json
+from producers.ingest.normalize import facts as f
+
+# Statuses as the ledger knows them; 'played' is a voice message that was listened to, a reading of its own kind.
+_STATUS_KINDS = {"sent": "sent", "delivered": "delivered", "read": "read", "played": "read", "failed": "failed"}
+_STATUS_METRICS = {"delivered": "Message Delivered", "read": "Message Read", "failed": "Message Failed"}
+_TEMPLATE_METRICS = {"delivered": "Template Delivered", "read": "Template Read"}
+WINDOW_EXPIRED_CODE = "131047"
+
+
+class Messages:
+    def __init__(self, writing: Writing, contacts: Contacts, events: ContactEvents) -> None:
+        self._writing = writing
+        self._contacts = contacts
+        self._events = events
+
+    async def incoming(self, message: f.IncomingMessage) -> None:
+        contact_id = await self._contacts.of(message.person)
+        if contact_id is None or await self._known(message.wamid):
+            return
+        conversation_id = await self._conversation(contact_id, message.occurred_at, message.content.get("referral"))
+        urls = [url for item in message.media if isinstance(url := item.get("url"), str)]
+        message_id = await self._insert_message(
+            conversation_id,
+            contact_id,
+            direction="in",
+            status="received",
+            message_type=message.kind,
+            body=message.body,
+            media_urls=urls,
+            reply_to=message.reply_to,
+            waha_message_id=message.wamid,
+            metadata={**message.content, **({"media": list(message.media)} if message.media else {})},
+            occurred_at=message.occurred_at,
+        )
+        await self._writing.emit(
+            "message.received",
+            entity_kind="message",
+            entity_id=message_id,
+            payload={
+                "direction": "in",
+                "conversation_id": str(conversation_id),
+                "contact_id": str(contact_id),
+                "body": message.body,
+                "media_urls": urls or None,
+                "waha_message_id": message.wamid,
+                "message_id": str(message_id),
+            },
+        )
+        await self._message_fact(
+            contact_id, "received", "Message Received", message.wamid, message_id, message.occurred_at
+        )
+        if message.stop_word is not None:
+            await self._contacts.stopped(contact_id, message.stop_word, message.occurred_at)
+
+    async def outgoing(self, message: f.OutgoingMessage) -> None:
+        contact_id = await self._contacts.of(message.person)
+        if contact_id is None or await self._known(message.wamid):
+            return
+        conversation_id = await self._conversation(contact_id, message.occurred_at, None)
+        message_id = await self._insert_message(
+            conversation_id,
+            contact_id,
+            direction="out",
+            status="sent",
+            message_type=message.kind,
+            body=message.body,
+            media_urls=[],
+            reply_to=None,
+            waha_message_id=message.wamid,
+            metadata=dict(message.content),
+            occurred_at=message.occurred_at,
+        )
+        await self._sent(message_id, conversation_id, contact_id, message.body, message.wamid)
+        await self._message_fact(contact_id, "sent", "Message Sent", message.wamid, message_id, message.occurred_at)
+
+    async def _known(self, wamid: str) -> bool:
+        return await self._writing.one("message", waha_message_id=wamid) is not None
+
+    async def _conversation(self, contact_id: UUID, at: datetime, referral: Any) -> UUID:
+        """The open conversation, opened by this message if there is none."""
+        row = await self._writing.one(
+            "open_conversation",
+            contact_id=contact_id,
+            channel_id=self._writing.part.channel_id,
+            context=Jsonb({"referral": referral} if referral else {}),
+        )
+        assert row is not None
+        conversation_id: UUID = row[0]
+        if row[1]:
+            await self._writing.emit(
+                "conversation.opened",
+                entity_kind="conversation",
+                entity_id=conversation_id,
+                payload={
+                    "conversation_id": str(conversation_id),
+                    "contact_id": str(contact_id),
+                    "channel": "whatsapp",
+                },
+            )
+            await self._events.record(
+                contact_id,
+                fact=f"conversation_opened:{conversation_id}",
+                event_type="conversation_started",
+                metric=None,
+                occurred_at=at,
+                entity_type="conversation",
+                entity_id=str(conversation_id),
+                object_id=str(conversation_id),
+                properties={"channel": "whatsapp", "context": "ad" if referral else None},
+            )
+        return conversation_id
+
+    async def _insert_message(
+        self, conversation_id: UUID, contact_id: UUID, *, metadata: Mapping[str, Any], **values: Any
+    ) -> UUID:
+        row = await self._writing.one(
+            "insert_message",
+            conversation_id=conversation_id,
+            contact_id=contact_id,
+            metadata=to_json(metadata, "metadata"),
+            **values,
+        )
+        assert row is not None  # `_known` said no, and this person's locks are ours
+        self._writing.counts["messages"] += 1
+        return UUID(str(row[0]))
+
+    async def _sent(
+        self, message_id: UUID, conversation_id: UUID, contact_id: UUID, body: str | None, wamid: str
+    ) -> None:
+        await self._writing.emit(
+            "message.sent",
+            entity_kind="message",
+            entity_id=message_id,
+            payload={
+                "direction": "out",
+                "conversation_id": str(conversation_id),
+                "contact_id": str(contact_id),
+                "channel": "whatsapp",
+                "body": body,
+                "message_id": str(message_id),
+                "waha_message_id": wamid,
+            },
+        )
+
+    async def change(self, change: f.MessageChange) -> None:
+        await self._contacts.of(change.person)
+        row = await self._writing.one("message", waha_message_id=change.wamid)
+        stored = await self._writing.one(
+            "insert_message_event",
+            message_id=None if row is None else row[0],
+            waha_message_id=change.wamid,
+            kind=change.kind,
+            source=self._writing.part.source,
+            external_id=f"{change.kind}:{change.change_id}",
+            error_code=None,
+            error_message=None,
+            retryable=None,
+            details=to_json(change.content, "details"),
+            occurred_at=change.occurred_at,
+        )
+        self._writing.counts["message_events"] += stored is not None
+
+    async def status(self, status: f.MessageStatus) -> None:
+        kind = _STATUS_KINDS.get(status.status)
+        if kind is None:  # 'deleted' and 'warning' of old versions: nothing becomes of them
+            return
+        row = await self._writing.one("message", waha_message_id=status.wamid)
+        message_id, conversation_id, contact_id, before, template_id, body = row or (None,) * 6
+        stored = await self._writing.one(
+            "insert_message_event",
+            message_id=message_id,
+            waha_message_id=status.wamid,
+            kind=kind,
+            source=self._writing.part.source,
+            # 'played' after 'read' is one reading
+            external_id=f"{kind}:{status.wamid}",
+            error_code=cut(status.error_code, 100),
+            error_message=cut(status.error_message, 1000),
+            retryable=status.retryable if kind == "failed" else None,
+            details=Jsonb({}),
+            occurred_at=status.occurred_at,
+        )
+        if stored is None:
+            return
+        self._writing.counts["message_events"] += 1
+        if message_id is not None and contact_id is not None:
+            await self._status_event(status, kind, message_id, conversation_id, contact_id, before, body)
+        contact_id = contact_id or await self._contacts.find(status.person)
+        metrics = _STATUS_METRICS | (_TEMPLATE_METRICS if template_id is not None else {})
+        if kind in metrics:
+            await self._message_fact(
+                contact_id, kind, metrics[kind], status.wamid, message_id, status.occurred_at, status.error_code
+            )
+
+    async def _status_event(
+        self,
+        status: f.MessageStatus,
+        kind: str,
+        message_id: UUID,
+        conversation_id: UUID,
+        contact_id: UUID,
+        before: str,
+        body: str | None,
+    ) -> None:
+        """The domain event of a status. 'sent' is emitted by whoever sent; here only if that was never recorded."""
+        payload: dict[str, Any] = {"message_id": str(message_id)}
+        if kind == "sent":
+            if before in ("queued", "sending"):
+                await self._sent(message_id, conversation_id, contact_id, body, status.wamid)
+            return
+        if kind == "failed":
+            payload |= {
+                "error_code": status.error_code or "unknown",
+                "error_message": status.error_message or "",
+                "retryable": status.retryable,
+            }
+        else:
+            payload[f"{kind}_at"] = status.occurred_at
+        await self._writing.emit(f"message.{kind}", entity_kind="message", entity_id=message_id, payload=payload)
+        if status.error_code == WINDOW_EXPIRED_CODE:
+            await self._writing.emit(
+                "system.window_24h_expired",
+                entity_kind="conversation",
+                entity_id=conversation_id,
+                payload={
+                    "conversation_id": str(conversation_id),
+                    "contact_id": str(contact_id),
+                    "expired_at": status.occurred_at,
+                },
+            )
+
+    async def _message_fact(
+        self,
+        contact_id: UUID | None,
+        fact: str,
+        metric: str,
+        wamid: str,
+        message_id: UUID | None,
+        at: datetime,
+        error_code: str | None = None,
+    ) -> None:
+        await self._events.record(
+            contact_id,
+            fact=f"{fact}:{wamid}",
+            event_type=None,
+            metric=metric,
+            occurred_at=at,
+            entity_type="message",
+            entity_id=wamid,
+            object_id=str(message_id) if message_id else None,
+            object_id_ref=wamid,
+            properties={"error_code": error_code} if error_code else {},
+        )

@@ -1,0 +1,111 @@
+"""What every part of the writer is given: the stored part, the delivery, its transaction, the counts of what it did.
+
+What must stay true: every statement names the organization, and all of them run in the delivery's own transaction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+import sql
+from consumers.worker import Context, Delivery
+from producers import Causation
+
+_SQL = sql.queries("inbound")
+
+
+@dataclass
+class Applied:
+    """What was written: counts by kind, for people who look at deliveries."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def summary(self) -> dict[str, int]:
+        return dict(self.counts)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The stored part that the facts are from."""
+
+    id: UUID
+    channel_id: UUID
+    source: str
+    received_at: datetime
+
+
+class Writing:
+    """One delivery being written down."""
+
+    def __init__(self, part: Part, delivery: Delivery, ctx: Context) -> None:
+        self.part = part
+        self.delivery = delivery
+        self.ctx = ctx
+        self.applied = Applied()
+
+    @property
+    def counts(self) -> Counter[str]:
+        return self.applied.counts
+
+    async def one(self, query: str, /, **parameters: Any) -> tuple[Any, ...] | None:
+        """The first row of a named query of inbound.sql; None when there is none."""
+        given = {"organization_id": self.delivery.organization_id, **parameters}
+        cursor = await self.ctx.connection.execute(_SQL[query], given)
+        row: tuple[Any, ...] | None = await cursor.fetchone()
+        return row
+
+    async def execute(self, query: str, /, **parameters: Any) -> None:
+        given = {"organization_id": self.delivery.organization_id, **parameters}
+        await self.ctx.connection.execute(_SQL[query], given)
+
+    async def emit(
+        self,
+        event_type: str,
+        *,
+        entity_kind: str,
+        payload: Mapping[str, Any],
+        entity_id: UUID | None = None,
+        idempotency_key: str | None = None,
+    ) -> None:
+        await self.ctx.emit(
+            event_type, entity_kind=entity_kind, entity_id=entity_id, payload=payload, idempotency_key=idempotency_key
+        )
+
+    async def alert(self, kind: str, *, title: str, audience: str, dedupe_key: str, details: Mapping[str, Any]) -> None:
+        """Ask people to look: one open alert for each `dedupe_key`, which counts how often."""
+        await self.execute(
+            "alert",
+            kind=kind,
+            severity="warning",
+            audience=audience,
+            title=title,
+            details=Jsonb(dict(details)),
+            dedupe_key=dedupe_key,
+            event_id=self.delivery.event.id,
+        )
+
+    def metadata(self) -> dict[str, Any]:
+        """What `ctx.emit` would give: the request, and what led here."""
+        event = self.delivery.event
+        causation = Causation.of(event)
+        found: dict[str, Any] = {
+            "source": self.delivery.worker,
+            "causation_id": causation.event_id,
+            "causation_depth": causation.depth,
+            "traceparent": causation.traceparent,
+            "request_id": event.metadata.get("request_id"),
+            "trace_id": event.metadata.get("trace_id"),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def cut(text: str | None, length: int) -> str | None:
+    """Text as long as its column: what is longer at the sender is no reason to lose the rest."""
+    return None if text is None else text[:length]
