@@ -52,7 +52,7 @@ def reprocess(
     outcome, pace = Outcome(), pace or Pace()
     if not letters:
         return outcome
-    copies = Copies(settings, (letter.worker for letter in letters))
+    copies = Copies(settings, (letter.worker for letter in letters), pace.stop)
     for batch in pace.batches([letter for letter in letters if isinstance(letter, Letter)], outcome):
         give(conn, settings, copies, batch, records_of(settings, conn, batch), outcome, actor, reason, now)
     for unread in pace.batches([letter for letter in letters if isinstance(letter, Undecodable)], outcome):

@@ -23,6 +23,7 @@ from schemas.topics import Topics
 
 AT_ONCE = 100  # letters in one transaction: their rows are locked while their copies are on the way
 _FLUSH_S = 60.0
+_FLUSH_STOPPED_S = 5.0  # told to stop: what is on its way gets so long, as a broker that is away answers nothing
 
 T = TypeVar("T")
 
@@ -88,8 +89,9 @@ class Copy(NamedTuple):
 class Copies:
     """Owns the producers. Refused at once when a worker has no retry.now."""
 
-    def __init__(self, settings: KafkaSettings, workers: Iterable[str]) -> None:
+    def __init__(self, settings: KafkaSettings, workers: Iterable[str], stop: threading.Event | None = None) -> None:
         self._settings = settings
+        self._stop = stop or threading.Event()
         there = kafka.admin(settings).list_topics(timeout=kafka.METADATA_TIMEOUT_S).topics
         for worker in sorted(set(workers)):
             if (topic := Topics(settings.topic_prefix).retry(worker, "now")) not in there:
@@ -100,18 +102,18 @@ class Copies:
     def send(self, copies: Sequence[Copy]) -> list[tuple[str, int, int] | str]:
         """For each where it is, or why the broker takes it in no case. KafkaException when one of them is not known to
         be there: it may be."""
-        answers = _put(self._producer, copies)
+        answers = _put(self._producer, copies, self._stop)
         for i, copy in enumerate(copies):
             if isinstance(answers[i], str):
                 self._single = self._single or self._make(batch_num_messages=1)
-                [answers[i]] = _put(self._single, [copy])
+                [answers[i]] = _put(self._single, [copy], self._stop)
         return answers
 
     def _make(self, **overrides: Any) -> Producer:
         return kafka.producer(self._settings, message_max_bytes=4_000_000, **overrides)
 
 
-def _put(producer: Producer, copies: Sequence[Copy]) -> list[tuple[str, int, int] | str]:
+def _put(producer: Producer, copies: Sequence[Copy], stop: threading.Event) -> list[tuple[str, int, int] | str]:
     answers: list[tuple[str, int, int] | str] = [""] * len(copies)
     errors: list[KafkaError] = []
 
@@ -142,11 +144,15 @@ def _put(producer: Producer, copies: Sequence[Copy]) -> list[tuple[str, int, int
             except KafkaException as refused:  # larger than what the client sends at all
                 settle(i, refused.args[0])
                 break
-    left = producer.flush(_FLUSH_S)
+    began = time.monotonic()
+    until = began + _FLUSH_S
+    while (left := producer.flush(0.5)) and time.monotonic() < until:
+        if stop.is_set():
+            until = min(until, time.monotonic() + _FLUSH_STOPPED_S)
     if errors:
         raise KafkaException(errors[0])
     if left:
         raise KafkaException(
-            KafkaError(KafkaError._TIMED_OUT, f"{left} of the copies were not confirmed in {_FLUSH_S:.0f} s")
+            KafkaError(KafkaError._TIMED_OUT, f"{left} of the copies were not confirmed in {until - began:.0f} s")
         )
     return answers

@@ -4,8 +4,14 @@ import json
 import random
 import signal
 import string
+import threading
+import time
+
+import pytest
+from confluent_kafka import KafkaException, Producer
 
 from consumers import ExternalWorker, Policy, Reject
+from consumers.dead_letters import sending
 from tests.consumers.dead_letters.test_dlq import command, letters_of
 from tests.consumers.runtime.support import create_topics, delivery, states, until
 from tests.consumers.runtime.workers import write_effect
@@ -116,3 +122,14 @@ def test_a_probe_is_of_one_worker_and_a_missing_topic_is_said(database, topics, 
     for arguments, status in ((["--all"], 2), (["--relay", "--all"], 3)):
         assert here("retry", "--probe", *arguments, "--yes", "--reason", "x").status == status
     assert states(database, "mended-worker") == {"dead": 1}
+
+
+def test_told_to_stop_it_does_not_wait_for_a_broker_that_is_away(monkeypatch):
+    monkeypatch.setattr(sending, "_FLUSH_STOPPED_S", 0.2)
+    stop = threading.Event()
+    stop.set()
+    producer = Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    began = time.monotonic()
+    with pytest.raises(KafkaException, match="1 of the copies were not confirmed"):
+        sending._put(producer, [sending.Copy("worker.retry.now", b"k", b"v", ())], stop)
+    assert time.monotonic() - began < 5
