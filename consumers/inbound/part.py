@@ -57,6 +57,7 @@ class StoredPart:
             country=country if isinstance(country, str) else BRAZIL,
             resource=resource,
             fetched=fetched,
+            settings=self.settings,
         )
 
 
@@ -92,7 +93,7 @@ async def digest(
 ) -> f.Normalized:
     """Normalise, write the facts, and note the outcome, all in the delivery's transaction."""
     normalized = normalize(stored.source, stored.body, stored.headers, context)
-    part = Part(stored.id, stored.channel_id, stored.source, stored.received_at)
+    part = Part(stored.id, stored.channel_id, normalized.source or stored.source, stored.received_at)
     applied = await apply(normalized, part, delivery, ctx, wait_for_orders=delivery.attempt < LAST_RUN)
     await note(stored, delivery, ctx, normalized, applied.summary(), fetched_at=fetched_at)
     return normalized

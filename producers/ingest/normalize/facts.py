@@ -27,6 +27,8 @@ class Context:
     """What a thin webhook pointed to, as fetched; None if it is gone (404) or was not fetched."""
     fetched: bool = False
     """Whether it was asked for."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The connection's own: how a generic sender's fields are to be read."""
 
 
 @dataclass(frozen=True)
@@ -256,6 +258,8 @@ class Normalized:
     person: Person | None = None
     """Made a contact if it is none yet; the events without a person of their own are about it."""
     facts: tuple[Fact, ...] = ()
+    source: str | None = None
+    """The name that the facts are recorded under, when it is not the sender's: a generic connection has its own."""
 
 
 def processed(reason: str, *facts: Fact, person: Person | None = None) -> Normalized:
@@ -288,6 +292,12 @@ def email_identity(text: str | None) -> Identity | None:
 
 def external_identity(source: str, value: str | None) -> Identity | None:
     return Identity("external", value, source=source) if value else None
+
+
+def tax_identity(text: str | None) -> Identity | None:
+    """A CPF or CNPJ by its digits: shops match customers by it."""
+    digits = "".join(c for c in text or "" if c.isascii() and c.isdigit())
+    return Identity("external", digits, source="cpf_cnpj") if len(digits) in (11, 14) else None
 
 
 def person(*identities: Identity | None, name: str | None = None) -> Person:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 # Clocks of senders run ahead a little; what lies further in the future is no time of a fact.
 FUTURE_TOLERANCE = timedelta(days=1)
 _EARLIEST = datetime(1990, 1, 1, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def from_iso(text: str | None) -> datetime | None:
@@ -31,6 +32,19 @@ def from_epoch_s(value: int | str | None) -> datetime | None:
     try:
         return datetime.fromtimestamp(int(value), UTC)
     except (ValueError, OverflowError, OSError):
+        return None
+
+
+def from_epoch_ms(value: int | str | None) -> datetime | None:
+    """Whole milliseconds since 1970, as a number or as digits."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    try:
+        # By whole microseconds: through a float the last digit would be a guess.
+        return _EPOCH + timedelta(milliseconds=value)
+    except OverflowError:
         return None
 
 

@@ -32,6 +32,17 @@ def to_minor(amount: Decimal, currency: str) -> int:
     return int(amount.scaleb(exponent(currency)).to_integral_value())
 
 
+def in_units(amount: Decimal, currency: str) -> Decimal:
+    """The amount with the currency's decimals (1500 BRL is 1500.00, 500.0 JPY is 500). No digit that counts is lost."""
+    even = amount.quantize(Decimal(1).scaleb(-exponent(currency)))
+    return even if even == amount else amount
+
+
+def from_minor(minor: int, currency: str) -> Decimal:
+    """Whole minor units as an amount in units, by the currency's own exponent."""
+    return Decimal(minor).scaleb(-exponent(currency))
+
+
 def from_stripe(minor: int, currency: str) -> Decimal:
     """Stripe's integer as an amount in units (29790 brl is 297.90)."""
     decimals = 0 if currency in _STRIPE_ZERO_DECIMALS else 3 if currency in _STRIPE_THREE_DECIMALS else 2

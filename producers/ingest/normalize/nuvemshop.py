@@ -23,7 +23,6 @@ from producers.ingest.normalize.facts import (
     Context,
     Fact,
     FinancialStatus,
-    Identity,
     Normalized,
     OrderEvent,
     OrderLine,
@@ -37,6 +36,7 @@ from producers.ingest.normalize.facts import (
     person,
     phone_identity,
     processed,
+    tax_identity,
     unrecognised,
 )
 from producers.ingest.normalize.money import as_text, currency_code, to_minor
@@ -349,12 +349,6 @@ def _store_redact(request: Document, context: Context) -> Normalized:
     """48 hours after the app was removed: all of the shop's data. A person starts that; till then it stays in sight."""
     request.need_identifier("store_id")
     return unrecognised("store_redact_needs_an_operator")
-
-
-def tax_identity(text: str | None) -> Identity | None:
-    """A CPF or CNPJ by its digits: shops match customers by it."""
-    digits = "".join(c for c in text or "" if c.isascii() and c.isdigit())
-    return Identity("external", digits, source="cpf_cnpj") if len(digits) in (11, 14) else None
 
 
 _FETCHED: Mapping[str, Callable[[str, Document, Context], Normalized]] = {
