@@ -50,11 +50,13 @@ SELECT afluente.emit_as_allowed(
 
 @dataclass(frozen=True, slots=True)
 class Causation:
-    """What led to an event: the event whose handling emits it, and the number of such steps: the first is 1."""
+    """What led to an event: the event whose handling emits it, and the number of such steps: the first is 1; and the run
+    of an automation that emits it, where one does."""
 
     event_id: UUID
     depth: int = 1
     traceparent: str | None = None
+    automation_run: UUID | None = None
 
     @classmethod
     def of(cls, event: schemas.Event) -> Causation:
@@ -224,6 +226,8 @@ def _metadata(*, causation: Causation | None, schema_version: str | None, **text
         metadata["causation_depth"] = causation.depth
         if causation.traceparent is not None:
             metadata["traceparent"] = causation.traceparent
+        if causation.automation_run is not None:
+            metadata["automation_run"] = causation.automation_run
     return metadata
 
 

@@ -52,6 +52,8 @@ TABLE_OF: Mapping[str, str] = MappingProxyType(
         "nuvemshop.order_created": "orders",
         "nuvemshop.order_fulfilled": "orders",
         "nuvemshop.order_paid": "orders",
+        "system.automation_call_requested": "automation_runs",
+        "system.automation_due": "automation_runs",
         "system.contact_blocked_by_stop": "contacts",
         "webhook.delivery_failed": "webhook_delivery_attempts",
         "webhook.received": "webhook_events",
@@ -64,6 +66,7 @@ UNOWNED = frozenset(
     {
         "ai.budget_throttled",
         "ai.budget_warning",
+        "ai.response_requested",
         "kb.document_changed",
         "lead_activity.recorded",
         "nuvemshop.cart_abandoned",

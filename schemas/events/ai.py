@@ -52,8 +52,19 @@ class BudgetThrottled(Payload):
     throttle_until: Instant
 
 
+class ResponseRequested(Payload):
+    """The bot is asked to answer in a conversation without a message that calls for it: by a step of an automation.
+    instructions are what to say, or how. What it says is an ai.responded caused by this."""
+
+    conversation_id: str
+    contact_id: str
+    instructions: str | None = None
+    automation_run: str | None = None
+
+
 EVENTS: dict[str, type[Payload]] = {
     "ai.responded": Responded,
+    "ai.response_requested": ResponseRequested,
     "ai.handoff_triggered": HandoffTriggered,
     "ai.sentiment_alert": SentimentAlert,
     "ai.budget_warning": BudgetWarning,

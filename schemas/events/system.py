@@ -37,9 +37,32 @@ class SessionChanged(Payload):
     channel_id: str | None = None
 
 
+class AutomationDue(Payload):
+    """An automation goes on: a wait or a call of a run is over (run_id), or its schedule's time has come: for one contact
+    (contact_id), or for the audience, from the contact after after_contact_id on."""
+
+    automation_id: str
+    run_id: str | None = None
+    step: int | None = None
+    due_at: Instant
+    contact_id: str | None = None
+    after_contact_id: str | None = None
+
+
+class AutomationCallRequested(Payload):
+    """A step of an automation's run calls an address outside; the run waits for what becomes of it."""
+
+    automation_id: str
+    run_id: str
+    step: int
+    contact_id: str | None = None
+
+
 EVENTS: dict[str, type[Payload]] = {
     "system.contact_blocked_by_stop": ContactBlockedByStop,
     "system.send_blocked": SendBlocked,
     "system.window_24h_expired": Window24hExpired,
     "system.session_changed": SessionChanged,
+    "system.automation_due": AutomationDue,
+    "system.automation_call_requested": AutomationCallRequested,
 }
