@@ -243,6 +243,7 @@ class Planter:
                         yield text.replace("''", "'")
         if _is_text(kind):
             yield f"x{uuid.uuid4().hex[:12]}"
+            yield uuid.uuid4().hex
             yield from TEXTS
         elif kind == "uuid":
             yield uuid.uuid4()
