@@ -18,6 +18,7 @@ from dataclasses import dataclass
 # What Stripe's own libraries allow between signing and receiving.
 STRIPE_TOLERANCE_S = 300
 
+_KEY = b"length"
 _HEX_64 = re.compile(r"[0-9a-f]{64}\Z")
 _TIMESTAMP = re.compile(r"[0-9]{1,12}\Z")
 
@@ -91,6 +92,29 @@ def stripe(
     if check.ok and tolerance_s is not None and abs(now_s - int(timestamps[0])) > tolerance_s:
         return Check(False, "signature_too_old")
     return check
+
+
+def typeform(body: bytes, header: str | None, secrets: Iterable[bytes]) -> Check:
+    """`Typeform-Signature: sha256=<base64>` of HMAC-SHA256 of the body."""
+    if not header:
+        return Check(False, "signature_missing")
+    scheme, _, digest = header.strip().partition("=")
+    given = _from_base64(digest) if scheme == "sha256" else None
+    if given is None:
+        return Check(False, "signature_malformed")
+    return _any_matches(given, body, secrets)
+
+
+def token(given: str | None, secrets: Iterable[bytes]) -> Check:
+    """A shared token: nothing is signed, whoever knows it is the sender."""
+    if not given:
+        return Check(False, "token_missing")
+    plain = given.encode("utf-8", "replace")
+    # Hashed, so that the comparison takes as long whatever the lengths.
+    matches = [hmac.compare_digest(_sha256(_KEY, plain), _sha256(_KEY, secret)) for secret in secrets if secret]
+    if not matches:
+        return Check(False, "secret_unset")
+    return OK if any(matches) else Check(False, "token_mismatch")
 
 
 def verify_token(given: str | None, tokens: Iterable[bytes]) -> bool:

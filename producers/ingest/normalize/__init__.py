@@ -17,7 +17,8 @@ from producers.ingest.normalize.document import Document, Malformed, read_docume
 from producers.ingest.normalize.facts import Context, Normalized, unrecognised
 
 _MODULES: Mapping[str, str] = {
-    name: f"producers.ingest.normalize.{name}" for name in ("shopify", "stripe", "nuvemshop", "whatsapp")
+    name: f"producers.ingest.normalize.{name}"
+    for name in ("shopify", "stripe", "nuvemshop", "whatsapp", "hotmart", "typeform")
 }
 
 FETCHED_TOPICS = ("order/", "customer/")
@@ -43,3 +44,6 @@ def normalize(source: str, body: bytes, headers: Mapping[str, str], context: Con
         return found(document, headers, context)
     except Malformed as problem:
         return unrecognised(f"unknown_shape:{problem.path}"[:255])
+    except RecursionError:
+        # Nested just so deeply that it can be read but not written again.
+        return unrecognised("nested_too_deeply")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -274,6 +275,12 @@ def ignored(reason: str) -> Normalized:
 def unrecognised(reason: str) -> Normalized:
     """Not understood: kept, shown, and to be replayed once it is."""
     return Normalized("unrecognised", reason)
+
+
+def fact_id(*parts: str) -> str:
+    """A source id made of several: short enough to name a fact, however long they are."""
+    text = ":".join(parts)
+    return text if len(text) <= 200 else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def phone_identity(text: str | None, country: str = phones.BRAZIL) -> Identity | None:

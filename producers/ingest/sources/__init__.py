@@ -70,9 +70,10 @@ MAX_TOPIC = 255
 
 def registered() -> Mapping[str, Source]:
     """Every sender that the receiver knows, by its name in the URL."""
-    from producers.ingest.sources import nuvemshop, shopify, stripe, whatsapp
+    from producers.ingest.sources import hotmart, nuvemshop, shopify, stripe, typeform, whatsapp
 
-    return {module.SOURCE.name: module.SOURCE for module in (shopify, stripe, nuvemshop, whatsapp)}
+    modules = (shopify, stripe, nuvemshop, whatsapp, hotmart, typeform)
+    return {module.SOURCE.name: module.SOURCE for module in modules}
 
 
 def read_object(body: bytes) -> dict[str, Any] | None:

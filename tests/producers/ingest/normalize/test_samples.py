@@ -17,11 +17,21 @@ from schemas.contact_events import METRICS, metric_of
 from schemas.events.contact_event import PROPERTIES
 
 SAMPLES = Path(__file__).resolve().parents[5] / "shared" / "samples"
-SENDERS = {"shopify": "shopify", "stripe": "stripe", "nuvemshop": "nuvemshop", "whatsapp_cloud": "whatsapp"}
+SENDERS = {
+    "shopify": "shopify",
+    "stripe": "stripe",
+    "nuvemshop": "nuvemshop",
+    "whatsapp_cloud": "whatsapp",
+    "hotmart": "hotmart",
+    "typeform": "typeform",
+}
 RECEIVED = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
 ORDER = "820982911946154508"
 CARLA = ["115310627314723954", "+5562980030003", "carla.nogueira@example.com"]
+
+# Metrics that a sender makes up: their category is custom.
+CUSTOM = {"Club First Access"}
 
 # Sample -> status, reason, and what is asserted of its facts: (kind of fact, name, value, currency), in order.
 EXPECTED = {
@@ -118,6 +128,42 @@ EXPECTED = {
     "nuvemshop/resource_abandoned_checkout": (
         "processed", "cart_abandoned",
         [("CartAbandoned", "411335234", 29135), ("checkout_abandoned:411335234", "291.35", "BRL")]),
+    # Hotmart, partly its sandbox, which counts on a test channel
+    "hotmart/CLUB_FIRST_ACCESS": (
+        "processed", "club_first_access", [("club_first_access:7fe795fa-285c-430f-9a91-afce10a9216f", None, None)]),
+    "hotmart/PURCHASE_APPROVED": (
+        "processed", "order_paid",
+        [("OrderState", "HP16015479281022", "1500.00"), ("order_paid:HP16015479281022", "1500.00", "BRL"),
+         ("subscription_created:I9OT62C3", None, None)]),
+    "hotmart/PURCHASE_APPROVED_subscription": (
+        "processed", "order_paid",
+        [("OrderState", "HP12345670000TEST", "100.00"), ("order_paid:HP12345670000TEST", "100.00", "USD"),
+         ("subscription_created:SUB001", None, None)]),
+    "hotmart/PURCHASE_CANCELED": (
+        "processed", "order_cancelled",
+        [("OrderState", "HP16015479281022", "1500.00"), ("order_cancelled:HP16015479281022", "1500.00", "BRL")]),
+    # the same names as PURCHASE_APPROVED: it counts if that one never came
+    "hotmart/PURCHASE_COMPLETE": (
+        "processed", "order_paid",
+        [("OrderState", "HP12345670000TEST", "100.00"), ("order_paid:HP12345670000TEST", "100.00", "USD"),
+         ("subscription_created:SUB001", None, None)]),
+    "hotmart/PURCHASE_EXPIRED": ("processed", "not_paid", [("OrderState", "HP16015479281022", "1500.00")]),
+    "hotmart/PURCHASE_OUT_OF_SHOPPING_CART": (
+        "processed", "checkout_abandoned", [("checkout_abandoned:2f6b9a3e-5d0c-4a77-9b1e-7c5d0a4f1e21", None, None)]),
+    "hotmart/PURCHASE_PROTEST": ("processed", "refund_asked_for", [("OrderState", "HP16015479281022", "1500.00")]),
+    "hotmart/PURCHASE_REFUNDED": (
+        "processed", "order_refunded",
+        [("OrderState", "HP12345670000TEST", "100.00"), ("order_refunded:HP12345670000TEST", "100.00", "USD")]),
+    "hotmart/SUBSCRIPTION_CANCELLATION": (
+        "processed", "subscription_cancelled", [("subscription_cancelled:SUB001", None, None)]),
+    "typeform/form_response_br_phone_cpf_utm": (
+        "processed", "form_submitted",
+        [("form_submitted:FbFMsO5x:p7zn6z8fnns6o0kdj1p7zn6zs6ltyxr5", None, None)]),
+    "typeform/form_response_file_upload_and_other_choice": (
+        "processed", "form_submitted",
+        [("form_submitted:Wudz4qvi:7l1zu7f9s6otmjchqcqkyeg7l1zu7f97", None, None)]),
+    "typeform/form_response_official_with_hidden_and_variables": (
+        "processed", "form_submitted", [("form_submitted:lT4Z3j:a3a12ec67a1365927098a606107fac15", None, None)]),
     # WhatsApp: (kind of fact, type or status, text)
     "whatsapp_cloud/batch_two_entries_two_numbers": (
         "processed", "message+status",
@@ -221,6 +267,8 @@ def read(name):
             topic, resource = topics[stem], document
         elif topic.startswith("order/"):
             resource = json.loads((SAMPLES / "nuvemshop/resource_order_pending.json").read_text())
+    elif sender in ("hotmart", "typeform"):
+        topic = document.get("event") or document["event_type"]
     else:
         topic = "messages"
     return topic, headers, json.dumps(document).encode(), resource
@@ -254,12 +302,12 @@ def test_facts_of_a_sample_fit_the_catalogue(name):
         assert len(fact.external_id) <= 255
         assert fact.occurred_at.tzinfo is not None
         if fact.metric is not None:
-            assert fact.metric in METRICS
+            assert fact.metric in METRICS or fact.metric in CUSTOM
         if fact.event_type is not None:
             assert fact.metric == metric_of(fact.event_type)
             model = PROPERTIES[fact.event_type].model_validate(dict(fact.properties))
             # nothing slipped past the declared names but what has no place there
-            assert set(model.model_extra or {}) <= {"subscriptionId"}
+            assert set(model.model_extra or {}) <= {"subscriptionId", "hidden", "score"}
         assert fact.value is None or isinstance(fact.value, Decimal)
 
 
@@ -273,6 +321,31 @@ def test_test_orders_of_shopify_do_not_count_on_a_live_channel(name):
 @pytest.mark.parametrize("name", [n for n in found() if n.startswith("stripe/")])
 def test_test_mode_of_stripe_does_not_count_on_a_live_channel(name):
     assert outcome(name, test_channel=False).reason == "test_mode_event"
+
+
+@pytest.mark.parametrize("name", [n for n in found() if n.startswith("hotmart/")])
+def test_sandbox_of_hotmart_does_not_count_on_a_live_channel(name):
+    product = json.loads(read(name)[2])["data"]["product"]["id"]
+    assert (outcome(name, test_channel=False).reason == "test_delivery") == (product == 0)
+
+
+# Who the samples are about, in the form for matching.
+PEOPLE = {
+    "hotmart/PURCHASE_APPROVED": ["ana.prado@example.com", "39053344705", "+5511900010001"],
+    # the ninth digit was missing
+    "hotmart/PURCHASE_EXPIRED": ["carla.nogueira@example.com", "98765432100", "+5562980030003"],
+    "hotmart/PURCHASE_OUT_OF_SHOPPING_CART": ["bruno.teixeira@example.com", "+5521900020002"],
+    # the parts of its phone are empty texts
+    "hotmart/SUBSCRIPTION_CANCELLATION": ["ana.prado@example.com"],
+    "typeform/form_response_br_phone_cpf_utm": ["ana.prado@example.com", "39053344705", "+5511900010001"],
+    "typeform/form_response_file_upload_and_other_choice": ["carla.nogueira@example.com"],
+    "typeform/form_response_official_with_hidden_and_variables": ["elis.hart@example.com"],
+}
+
+
+@pytest.mark.parametrize("name", [n for n in found() if n in PEOPLE])
+def test_sample_names_its_person(name):
+    assert [identity.value for identity in outcome(name).person.identities] == PEOPLE[name]
 
 
 @pytest.mark.parametrize("name", [n for n in found() if "/orders_" in n and "with_headers" not in n])

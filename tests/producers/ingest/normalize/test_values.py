@@ -159,6 +159,7 @@ _TOPICS = [
     ("shopify", "orders/create"), ("shopify", "refunds/create"), ("shopify", "customers/redact"),
     ("shopify", "checkouts/create"), ("shopify", "fulfillments/create"), ("stripe", "any"), ("whatsapp", "messages"),
     ("nuvemshop", "order/paid"), ("nuvemshop", "customers/redact"), ("nuvemshop", "product/created"),
+    ("hotmart", "any"), ("typeform", "any"),
 ]  # fmt: skip
 
 
