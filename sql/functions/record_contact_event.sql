@@ -3,7 +3,11 @@
 --
 -- Returns the id of the row: of the new one, or of the one that already names this fact (nothing is emitted then).
 -- Returns null, with a warning, when there is no contact. Refuses (AF) an unknown organization, an organization other
--- than the session's, and a contact of another organization.
+-- than the session's, and a contact of another organization. For a contact that was merged away the fact is recorded with
+-- the one that stayed.
+--
+-- A contact event type without its metric, or a metric without its contact event type, gets the other where both name the
+-- same facts (afluente.metric_of).
 --
 -- external_event_id is '<fact>:<source id>'. unique_event_id is derived from it when not given. value without currency
 -- is BRL, the seeds' default.
@@ -45,6 +49,11 @@ DECLARE
     _received_at timestamptz := coalesce(record_contact_event.received_at, clock_timestamp());
     _currency text := coalesce(
         record_contact_event.currency, CASE WHEN record_contact_event.value IS NOT NULL THEN 'BRL' END);
+    _event_type text := coalesce(
+        record_contact_event.event_type, afluente.contact_event_type_of(record_contact_event.metric_name));
+    _metric_name text := coalesce(
+        record_contact_event.metric_name, afluente.metric_of(record_contact_event.event_type));
+    _contact_id uuid;
     _metric_id uuid;
     _category text;
     _id uuid;
@@ -62,15 +71,10 @@ BEGIN
             coalesce(record_contact_event.event_type, record_contact_event.metric_name), record_contact_event.source;
         RETURN NULL;
     END IF;
-    PERFORM FROM public.contacts c
-    WHERE c.organization_id = _organization_id AND c.id = record_contact_event.contact_id;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'contact % is not one of organization %', record_contact_event.contact_id, _organization_id
-            USING ERRCODE = 'AF010', HINT = 'Pass a contact of the organization that the event belongs to.';
-    END IF;
+    _contact_id := afluente.require_contact(_organization_id, record_contact_event.contact_id);
 
-    IF record_contact_event.metric_name IS NOT NULL THEN
-        _metric_id := afluente.ensure_metric(_organization_id, record_contact_event.metric_name, record_contact_event.source);
+    IF _metric_name IS NOT NULL THEN
+        _metric_id := afluente.ensure_metric(_organization_id, _metric_name, record_contact_event.source);
         SELECT m.category INTO STRICT _category FROM public.metrics m WHERE m.id = _metric_id;
     END IF;
 
@@ -80,8 +84,8 @@ BEGIN
         entity_type, entity_id, properties, raw_payload, webhook_event_id, value, currency, external_event_id,
         unique_event_id, integration_id, occurred_at, received_at)
     VALUES (
-        _organization_id, record_contact_event.contact_id, record_contact_event.source_type, record_contact_event.source,
-        record_contact_event.event_type, _metric_id, record_contact_event.metric_name, record_contact_event.object_id,
+        _organization_id, _contact_id, record_contact_event.source_type, record_contact_event.source,
+        _event_type, _metric_id, _metric_name, record_contact_event.object_id,
         record_contact_event.object_id_ref, record_contact_event.entity_type, record_contact_event.entity_id,
         record_contact_event.properties, record_contact_event.raw_payload, record_contact_event.webhook_event_id,
         record_contact_event.value, _currency, record_contact_event.external_event_id, _unique_event_id,
@@ -100,12 +104,12 @@ BEGIN
     END IF;
 
     PERFORM public.emit_event_for(
-        _organization_id, 'contact_event.recorded', 'contact', record_contact_event.contact_id,
+        _organization_id, 'contact_event.recorded', 'contact', _contact_id,
         jsonb_build_object(
             'contact_event_id', _id,
-            'contact_id', record_contact_event.contact_id,
-            'contact_event_type', record_contact_event.event_type,
-            'metric_name', record_contact_event.metric_name,
+            'contact_id', _contact_id,
+            'contact_event_type', _event_type,
+            'metric_name', _metric_name,
             'category', _category,
             'source_type', record_contact_event.source_type,
             'source', record_contact_event.source,

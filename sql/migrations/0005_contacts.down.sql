@@ -1,4 +1,11 @@
+DROP FUNCTION afluente.receive_webhooks(jsonb, bytea[], jsonb, uuid[], text[]);
+DROP FUNCTION afluente.channel_version(uuid);
 DROP FUNCTION upsert_contact(uuid, jsonb, text, text);
+DROP FUNCTION afluente.find_or_make_contact(uuid, jsonb, text, text);
+DROP FUNCTION afluente.identity_lock(uuid, text, text, text);
+DROP FUNCTION afluente.require_contact(uuid, uuid);
+DROP FUNCTION afluente.surviving_contact(uuid, uuid);
+DROP FUNCTION afluente.contact_ids(uuid, uuid);
 DROP TABLE webhook_events;
 DROP TABLE contact_tag_links;
 DROP TABLE tags;

@@ -17,6 +17,18 @@ SELECT COALESCE(c.merged_into, c.id)
  ORDER BY i.place
  LIMIT 1;
 
+-- name: contacts_of
+-- Every contact that identities name, the most tellingly named first.
+SELECT ci.contact_id
+  FROM jsonb_array_elements(%(identities)s) WITH ORDINALITY AS i (identity, place)
+  JOIN contact_identities ci
+    ON ci.organization_id = %(organization_id)s
+   AND ci.kind = i.identity ->> 'kind'
+   AND ci.source = COALESCE(i.identity ->> 'source', '')
+   AND ci.value = i.identity ->> 'value'
+ GROUP BY ci.contact_id
+ ORDER BY min(i.place);
+
 -- name: contact_of_order
 SELECT contact_id
   FROM orders

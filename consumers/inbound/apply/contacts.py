@@ -32,7 +32,7 @@ class Contacts:
         if created:
             await self._created(contact_id, person)
         if conflict:
-            await self._conflict(contact_id)
+            await self._conflict(person)
         return UUID(str(contact_id))
 
     async def find(self, person: f.Person) -> UUID | None:
@@ -62,13 +62,24 @@ class Contacts:
             entity_id=str(contact_id),
         )
 
-    async def _conflict(self, contact_id: UUID) -> None:
+    async def _conflict(self, person: f.Person) -> None:
+        """One person of a delivery is several contacts: nothing is merged silently, somebody is asked."""
+        rows = await self._writing.rows("contacts_of", identities=_identities(person))
+        stays, *others = [str(row[0]) for row in rows]
         await self._writing.alert(
             "contact_conflict",
             title="Two contacts may be one person",
             audience="operators",
-            dedupe_key=f"contact_conflict:{contact_id}",
-            details={"contact_id": str(contact_id), "webhook_event_id": str(self._writing.part.id)},
+            dedupe_key=f"contact_conflict:{stays}",
+            details={
+                "contact_ids": [stays, *others],
+                "webhook_event_id": str(self._writing.part.id),
+                "commands": [
+                    f"afluente contact merge {other} --into {stays} --org {self._writing.delivery.organization_id}"
+                    " --reason 'one person'"
+                    for other in others
+                ],
+            },
         )
 
     async def number_changed(self, fact: f.NumberChanged) -> None:
@@ -85,7 +96,7 @@ class Contacts:
             as_received=new.as_received,
         )
         if row is None:
-            await self._conflict(contact_id)
+            await self._conflict(f.Person((*fact.person.identities, new)))
             return
         await self._writing.execute("set_phone", contact_id=contact_id, phone=new.value)
         await self._events.record(

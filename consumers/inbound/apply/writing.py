@@ -61,6 +61,11 @@ class Writing:
         row: tuple[Any, ...] | None = await cursor.fetchone()
         return row
 
+    async def rows(self, query: str, /, **parameters: Any) -> list[tuple[Any, ...]]:
+        given = {"organization_id": self.delivery.organization_id, **parameters}
+        cursor = await self.ctx.connection.execute(_SQL[query], given)
+        return await cursor.fetchall()
+
     async def execute(self, query: str, /, **parameters: Any) -> None:
         given = {"organization_id": self.delivery.organization_id, **parameters}
         await self.ctx.connection.execute(_SQL[query], given)

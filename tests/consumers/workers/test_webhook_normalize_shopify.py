@@ -232,8 +232,12 @@ async def test_identities_of_two_contacts_are_not_merged_but_shown(inbound, shop
     await inbound.shopify(shop, "customers/update", {"id": 1, "email": "ana@example.com"})
     await inbound.work()
     assert len(inbound.rows("SELECT FROM contacts")) == 2
-    (alert,) = inbound.rows("SELECT kind, occurrences FROM alerts")
-    assert alert == {"kind": "contact_conflict", "occurrences": 1}
+    (alert,) = inbound.rows("SELECT kind, occurrences, details FROM alerts")
+    assert (alert["kind"], alert["occurrences"]) == ("contact_conflict", 1)
+    stays, other = alert["details"]["contact_ids"]
+    assert stays != other
+    (command,) = alert["details"]["commands"]
+    assert command.startswith(f"afluente contact merge {other} --into {stays} --org ")
     assert "contact.merged" not in inbound.emitted()
 
 

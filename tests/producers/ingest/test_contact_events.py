@@ -220,12 +220,20 @@ def test_events_of_a_type_in_a_period_come_by_index(database, app, contact, orga
         for name in ("Order Placed", "Message Received")
     ]
     database.execute(
-        "INSERT INTO contact_events (organization_id, contact_id, source_type, source, event_type, metric_id,"
+        "WITH c AS (SELECT array_agg(id) AS ids FROM (SELECT %(contact)s::uuid AS id UNION ALL"
+        " SELECT unnest(%(others)s::uuid[])) c)"
+        " INSERT INTO contact_events (organization_id, contact_id, source_type, source, event_type, metric_id,"
         " metric_name, occurred_at)"
-        " SELECT %s, %s, 'EXTERNAL', 's', (ARRAY['product_viewed', 'ticket_opened'])[1 + n %% 2],"
-        " (%s::uuid[])[1 + n %% 2], (ARRAY['Order Placed', 'Message Received'])[1 + n %% 2],"
-        " now() - n * interval '1 hour' FROM generate_series(1, 20000) n",
-        [organization, contact, metrics],
+        " SELECT %(organization)s, c.ids[1 + n %% cardinality(c.ids)], 'EXTERNAL', 's',"
+        " (ARRAY['product_viewed', 'ticket_opened'])[1 + n %% 2],"
+        " (%(metrics)s::uuid[])[1 + n %% 2], (ARRAY['Order Placed', 'Message Received'])[1 + n %% 2],"
+        " now() - n * interval '1 minute' FROM c, generate_series(1, 20000) n",
+        {
+            "organization": organization,
+            "contact": contact,
+            "others": [make_contact(database, organization) for _ in range(30)],
+            "metrics": metrics,
+        },
     )
     database.execute("ANALYZE contact_events")
     plan = app.execute(
