@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from afluente.telemetry import get_logger
 
@@ -22,18 +22,25 @@ KEEP_ALIVE_S = 30
 HEAD_WITHIN_S = 5.0
 STOP_WITHIN_S = 10
 MAX_CONNECTIONS = 1000
+# The head of one request, give or take what is read at once; and requests that a connection may send ahead.
+MAX_HEAD_BYTES = 64 * 1024
+MAX_AHEAD = 100
 
 
-class Protocol(H11Protocol):
+class Protocol(HttpToolsProtocol):
     """uvicorn's, which waits for no sender for ever. Its own one timer is stopped by every byte that comes.
 
     HEAD_WITHIN_S is what a sender has for the head of a request, for the rest of a body that was answered unread, and
     for taking an answer off our hands. A body that the application reads is the application's to time. Where
     MAX_CONNECTIONS are open, a new one gets the place of the one that has been without a request for longest.
+
+    The parser keeps a head of any length, and all requests that come at once: both are bounded here.
     """
 
     _deadline: asyncio.TimerHandle | None = None
     _waiting_since = 0.0
+    _in_head = False
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= MAX_CONNECTIONS - 1:
@@ -43,8 +50,22 @@ class Protocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
         super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("Invalid HTTP request received.")
         self._watch()
+
+    def on_message_begin(self) -> None:
+        # What came together with the end of the one before is not told apart: so much more may it be.
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if len(self.pipeline) >= MAX_AHEAD:
+            raise ValueError(f"more than {MAX_AHEAD} requests ahead")  # the parser takes it for an error of the sender
+        super().on_headers_complete()
 
     def on_response_complete(self) -> None:
         self._waiting_since = self.loop.time()
@@ -85,7 +106,10 @@ class Protocol(H11Protocol):
             if isinstance(other, Protocol) and other.is_waiting() and not other.transport.is_closing()
         ]
         if waiting:
-            min(waiting, key=lambda other: other._waiting_since).transport.abort()
+            oldest = min(waiting, key=lambda other: other._waiting_since)
+            oldest.transport.abort()
+            # Not when it is told so, which may be after the new one's request: that one would be one too many.
+            self.connections.discard(oldest)
 
 
 class Server(uvicorn.Server):

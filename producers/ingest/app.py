@@ -1,4 +1,4 @@
-"""The HTTP side of ingest: `POST /webhooks/<source>/<channel>[/<topic>]`, and GET for WhatsApp's set-up.
+"""The HTTP side of ingest: `POST /webhooks/<source>/<channel>[/<topic>]`, and GET for a sender's set-up.
 
 What an answer means: 2xx is "durably stored", whatever is thought of it later; 401 a signature that does not fit; 404
 an address of nobody's, said before the body is read; 408, 413 a body that came too slowly or is too large; 503 "not
@@ -9,6 +9,10 @@ Bounded: a body by `MAX_BODY_BYTES` (read in pieces, refused at the first byte t
 `MAX_HELD_BYTES`, of one peer by `MAX_PEER_BYTES`, stores at once by `max_in_flight`, and rows about refused deliveries
 by a bucket for the whole process, so that nobody can fill the table without a secret. Who sends slowly holds little
 more than the bytes that came: the place at Postgres is taken once the body is here.
+
+A delivery to a connection that is known costs one statement, shared with others under load: the connection is held in
+memory and its version checked in that statement. A secret that was taken back, or a channel that was paused, is so for
+the next delivery.
 """
 
 from __future__ import annotations
@@ -16,25 +20,27 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
 import psycopg
-from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from psycopg_pool import AsyncConnectionPool
+from starlette.datastructures import QueryParams
+from starlette.types import Receive, Scope, Send
 
 from afluente.clock import Clock, SystemClock
 from afluente.secrets import Keyring
 from afluente.telemetry import get_logger
 from producers.ingest import store
-from producers.ingest.signature import verify_token
+from producers.ingest.known import Known
+from producers.ingest.signature import Check, verify_token
 from producers.ingest.sources import Source, registered
-from producers.ingest.store import Channel, Incoming, Outcome, Receipt
+from producers.ingest.store import Channel, Incoming, Outcome, Receipt, Unsettled
+from producers.ingest.writer import UNAVAILABLE, Writer
 
 log = get_logger(__name__)
 
@@ -42,7 +48,7 @@ MAX_BODY_BYTES = 3 * 1024 * 1024  # WhatsApp's own bound for one POST
 # Shopify gives up after 5 s in all: the answer must be out before, even if it is "try again".
 READ_TIMEOUT_S = 4.0
 STORE_TIMEOUT_S = 3.5
-MAX_IN_FLIGHT = 32
+MAX_IN_FLIGHT = 256
 MAX_HELD_BYTES = 96 * 1024 * 1024
 # Behind a proxy that is not named in FORWARDED_ALLOW_IPS all senders are one peer: room for eight of the largest.
 MAX_PEER_BYTES = 24 * 1024 * 1024
@@ -50,14 +56,6 @@ MAX_PEER_BYTES = 24 * 1024 * 1024
 MIN_HELD_BYTES = 64 * 1024
 REFUSALS_PER_S, REFUSALS_BURST = 5.0, 200.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}\Z")
-
-_STATUS = {
-    Outcome.STORED: 200,
-    Outcome.DUPLICATE: 200,
-    Outcome.UNROUTED: 200,
-    Outcome.REFUSED: 401,
-    Outcome.UNKNOWN_CHANNEL: 404,
-}
 
 Pool = AsyncConnectionPool[psycopg.AsyncConnection[Any]]
 
@@ -90,6 +88,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._held: Counter[str] = Counter()
+        self._total = 0
 
     @contextmanager
     def of(self, peer: str) -> Iterator[Callable[[int], None]]:
@@ -99,9 +98,10 @@ class Memory:
         def hold(size: int) -> None:
             nonlocal held
             more = max(size, MIN_HELD_BYTES) - held
-            if self._held[peer] + more > MAX_PEER_BYTES or self._held.total() + more > MAX_HELD_BYTES:
+            if self._held[peer] + more > MAX_PEER_BYTES or self._total + more > MAX_HELD_BYTES:
                 raise Busy
             self._held[peer] += more
+            self._total += more
             held += more
 
         try:
@@ -109,6 +109,7 @@ class Memory:
             yield hold
         finally:
             self._held[peer] -= held
+            self._total -= held
             if self._held[peer] <= 0:
                 del self._held[peer]
 
@@ -135,8 +136,33 @@ class Bucket:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a sender is told: a status and a word."""
+
+    status: int
+    text: str
+    retry_after_s: int | None = None
+    close: bool = False
+    """What is left of the body is not read."""
+
+    async def send(self, send: Send) -> None:
+        body = self.text.encode()
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % self.retry_after_s))
+        if self.close:
+            headers.append((b"connection", b"close"))
+        headers.append((b"x-content-type-options", b"nosniff"))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
 class Receiver:
-    """Takes deliveries in. One for each process; `pool` connects as afluente_worker and is opened by its owner."""
+    """Takes deliveries in: an ASGI application, one for each process.
+
+    `pool` connects as afluente_worker, in autocommit, and is opened by its owner.
+    """
 
     def __init__(
         self,
@@ -148,72 +174,89 @@ class Receiver:
         max_in_flight: int = MAX_IN_FLIGHT,
     ) -> None:
         self._pool = pool
-        self._keyring = keyring
         self._clock = clock or SystemClock()
         self._sources = registered()
+        self._known = Known(pool, keyring, STORE_TIMEOUT_S)
+        self._writer = Writer(pool, STORE_TIMEOUT_S)
         self._observe = observer
         self._memory = Memory()
         self._free = max_in_flight
         self._refusals = Bucket(REFUSALS_PER_S, REFUSALS_BURST)
 
-    def routes(self) -> list[Route]:
-        return [
-            Route("/webhooks/{source}/{channel}", self.post, methods=["POST"]),
-            Route("/webhooks/{source}/{channel}", self.set_up, methods=["GET"]),
-            Route("/webhooks/{source}/{channel}/{topic:path}", self.post, methods=["POST"]),
-        ]
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request whose path begins with /webhooks/."""
+        _, _, *words = scope["path"].split("/", 4)
+        if len(words) < 2 or not words[1]:
+            answer = Answer(404, "not_found\n")
+        elif scope["method"] == "POST":
+            answer = await self._post(scope, receive, *words)
+        elif scope["method"] == "GET" and len(words) == 2:
+            answer = await self._set_up(scope, *words)
+        else:
+            answer = Answer(405, "method_not_allowed\n")
+        await answer.send(send)
 
-    async def post(self, request: Request) -> Response:
+    async def _post(self, scope: Scope, receive: Receive, name: str, channel: str, topic: str | None = None) -> Answer:
         """One delivery: read, store, answer."""
-        source = self._sources.get(request.path_params["source"])
+        source = self._sources.get(name)
         if source is None:
-            return _answer(404, "unknown_source")
+            return Answer(404, "unknown_source\n")
         try:
-            with self._memory.of(request.client.host if request.client else "") as hold:
-                return await self._take(request, source, hold)
-        except Busy:
-            return _answer(503, "busy", retry_after_s=1)
-        except (psycopg.OperationalError, PoolTimeout, PoolClosed, TooManyRequests, TimeoutError) as error:
+            with self._memory.of(scope["client"][0] if scope["client"] else "") as hold:
+                return await self._take(_incoming(scope, source, channel, topic, self._clock.now()), receive, hold)
+        except (Busy, Unsettled):
+            return Answer(503, "busy\n", retry_after_s=1)
+        except UNAVAILABLE as error:
             # Not stored, or not known to be: the sender tries again, and a repeat is found by its key.
             log.warning("ingest.unavailable", source=source.name, error=type(error).__name__)
-            return _answer(503, "unavailable", retry_after_s=5)
+            return Answer(503, "unavailable\n", retry_after_s=5)
 
-    async def _take(self, request: Request, source: Source, hold: Callable[[int], None]) -> Response:
-        incoming = self._incoming(request, source)
-        channel = await self._channel(source, incoming.channel_id)
+    async def _take(self, incoming: Incoming, receive: Receive, hold: Callable[[int], None]) -> Answer:
+        channel = None
+        if incoming.channel_id is not None:
+            async with asyncio.timeout(STORE_TIMEOUT_S):
+                channel = await self._known.get(incoming.source.name, incoming.channel_id, incoming.received_at)
         if channel is None:
-            await self._note_refusal(incoming, "unknown_channel", Outcome.UNKNOWN_CHANNEL)
-            return _answer(404, "unknown_channel")
+            return await self._unknown(incoming)
         try:
-            body = await _read_body(request, hold)
+            body = await _read_body(incoming.headers, receive, hold)
         except BodyError as problem:
             await self._note_refusal(incoming, problem.reason, Outcome.REFUSED, channel)
-            return _answer(problem.status, problem.reason, close=True)
-        receipt = await self._store(replace(incoming, body=body))
-        return _answer(
-            _STATUS[receipt.outcome], receipt.reason if _STATUS[receipt.outcome] >= 400 else receipt.outcome.value
-        )
-
-    async def _channel(self, source: Source, channel_id: UUID | None) -> Channel | None:
-        if channel_id is None:
-            return None
-        async with asyncio.timeout(STORE_TIMEOUT_S), self._pool.connection(timeout=STORE_TIMEOUT_S) as conn:
-            return await store.find_channel(conn, self._keyring, source.name, channel_id, self._clock.now())
-
-    async def _store(self, incoming: Incoming) -> Receipt:
+            return Answer(problem.status, f"{problem.reason}\n", close=True)
         if self._free <= 0:
             raise Busy
         self._free -= 1
         try:
-            async with asyncio.timeout(STORE_TIMEOUT_S), self._pool.connection(timeout=STORE_TIMEOUT_S) as conn:
-                receipt = await store.receive(conn, self._keyring, incoming)
-                refused = receipt.outcome in (Outcome.REFUSED, Outcome.UNKNOWN_CHANNEL)
-                if refused and not self._refusals.take(self._clock.monotonic()):
-                    await conn.rollback()
+            return await self._store(replace(incoming, body=body), channel)
         finally:
             self._free += 1
+
+    async def _store(self, incoming: Incoming, channel: Channel) -> Answer:
+        async with asyncio.timeout(STORE_TIMEOUT_S):
+            for _ in range(store.TRIES):
+                check = store.verify(incoming, channel)
+                if not check.ok:
+                    # Its secrets may have been replaced since they were read.
+                    now = await self._known.fresh(incoming.source.name, channel.id, incoming.received_at)
+                    if now is None:
+                        return await self._unknown(incoming)
+                    channel, check = now, store.verify(incoming, now)
+                if not check.ok:
+                    return await self._refused(incoming, channel, check)
+                opened = store.open_up(incoming, channel)
+                judged = store.judge(opened, channel, await self._known.named(opened, channel, incoming.received_at))
+                events = await self._writer.write(judged)
+                if events is not None:
+                    return self._stored(incoming, judged.receipt(events))
+                fresh = await self._known.fresh(incoming.source.name, channel.id, incoming.received_at)
+                if fresh is None:
+                    return await self._unknown(incoming)
+                channel = fresh
+        raise Unsettled
+
+    def _stored(self, incoming: Incoming, receipt: Receipt) -> Answer:
         self._say(
-            "ingest.refused" if refused else "ingest.stored",
+            "ingest.stored",
             source=incoming.source.name,
             topic=receipt.topic,
             outcome=receipt.outcome.value,
@@ -222,7 +265,16 @@ class Receiver:
             request_id=incoming.request_id,
             count=receipt.events,
         )
-        return receipt
+        return Answer(200, f"{receipt.outcome.value}\n")
+
+    async def _unknown(self, incoming: Incoming) -> Answer:
+        await self._note_refusal(incoming, "unknown_channel", Outcome.UNKNOWN_CHANNEL)
+        return Answer(404, "unknown_channel\n")
+
+    async def _refused(self, incoming: Incoming, channel: Channel, check: Check) -> Answer:
+        reason = check.reason or "signature_mismatch"
+        await self._note_refusal(incoming, reason, Outcome.REFUSED, channel)
+        return Answer(401, f"{reason}\n")
 
     async def _note_refusal(
         self, incoming: Incoming, reason: str, outcome: Outcome, channel: Channel | None = None
@@ -242,64 +294,58 @@ class Receiver:
         log.info(name, **fields)
         self._observe(name, **fields)
 
-    async def set_up(self, request: Request) -> Response:
-        """WhatsApp asks whether the address is ours: the challenge comes back unchanged if the token is."""
-        source = self._sources.get(request.path_params["source"])
-        channel_id = _uuid(request.path_params["channel"])
+    async def _set_up(self, scope: Scope, name: str, channel_text: str) -> Answer:
+        """A sender asks whether the address is ours: the challenge comes back unchanged if the token is."""
+        source, channel_id = self._sources.get(name), _uuid(channel_text)
         if source is None or not source.challenged or channel_id is None:
-            return _answer(404, "not_found")
-        query = request.query_params
+            return Answer(404, "not_found\n")
+        query = QueryParams(scope["query_string"])
         try:
-            channel = await self._channel(source, channel_id)
-        except (psycopg.OperationalError, PoolTimeout, PoolClosed, TooManyRequests, TimeoutError):
-            return _answer(503, "unavailable", retry_after_s=5)
+            async with asyncio.timeout(STORE_TIMEOUT_S):
+                channel = await self._known.fresh(source.name, channel_id, self._clock.now())
+        except UNAVAILABLE:
+            return Answer(503, "unavailable\n", retry_after_s=5)
         tokens = channel.secrets[store.VERIFY_TOKEN] if channel else ()
         if query.get("hub.mode") != "subscribe" or not verify_token(query.get("hub.verify_token"), tokens):
-            return _answer(403, "verify_token_mismatch")
-        return PlainTextResponse(query.get("hub.challenge", ""), headers={"x-content-type-options": "nosniff"})
-
-    def _incoming(self, request: Request, source: Source) -> Incoming:
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        given = headers.get("x-request-id", "")
-        return Incoming(
-            source=source,
-            channel_id=_uuid(request.path_params["channel"]),
-            body=b"",
-            headers=headers,
-            received_at=self._clock.now(),
-            url_topic=request.path_params.get("topic"),
-            request_id=given if _REQUEST_ID.match(given) else str(uuid4()),
-        )
+            return Answer(403, "verify_token_mismatch\n")
+        return Answer(200, query.get("hub.challenge", ""))
 
 
-async def _read_body(request: Request, hold: Callable[[int], None]) -> bytes:
+def _incoming(scope: Scope, source: Source, channel: str, topic: str | None, now: datetime) -> Incoming:
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    given = headers.get("x-request-id", "")
+    return Incoming(
+        source=source,
+        channel_id=_uuid(channel),
+        body=b"",
+        headers=headers,
+        received_at=now,
+        url_topic=topic,
+        request_id=given if _REQUEST_ID.match(given) else str(uuid4()),
+    )
+
+
+async def _read_body(headers: Mapping[str, str], receive: Receive, hold: Callable[[int], None]) -> bytes:
     """The body, as the bytes that came. Reads no further than the bound; `hold` hears how much it is so far."""
-    declared = request.headers.get("content-length", "")
+    declared = headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and (len(declared) > 15 or int(declared) > MAX_BODY_BYTES):
         raise BodyError("body_too_large", 413)
     body = bytearray()
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            async for piece in request.stream():
-                body += piece
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise BodyError("body_truncated", 400)
+                more = message.get("more_body", False)
+                body += message.get("body", b"")
                 if len(body) > MAX_BODY_BYTES:
                     raise BodyError("body_too_large", 413)
                 hold(len(body))
-    except ClientDisconnect:
-        raise BodyError("body_truncated", 400) from None
     except TimeoutError:
         raise BodyError("body_too_slow", 408) from None
     return bytes(body)
-
-
-def _answer(status: int, word: str | None, *, retry_after_s: int | None = None, close: bool = False) -> Response:
-    headers = {}
-    if retry_after_s is not None:
-        headers["retry-after"] = str(retry_after_s)
-    if close:
-        # What is left of the body is not read.
-        headers["connection"] = "close"
-    return PlainTextResponse(f"{word or ''}\n", status, headers)
 
 
 def _uuid(text: str) -> UUID | None:

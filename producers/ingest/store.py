@@ -1,9 +1,13 @@
 """A delivery and its outbox rows, in one transaction: after it the sender may forget, before it nothing happened.
 
-Steps of `receive`: find the connection by the address; verify over the raw bytes; route; write the parent row, a
-child row for each organization that a part belongs to, and one `webhook.received` for each new child. What fails its
-signature leaves a row without its body and emits nothing; what belongs to no connection we know leaves a parent
-without children.
+A delivery is first judged and then written. Judging is pure: verify over the raw bytes with the connection's secrets,
+route, and say which rows it makes: a parent, a child for each organization that a part belongs to. Writing takes many
+judged deliveries in one statement (`receive_webhooks`), which adds one `webhook.received` for each new child. What
+fails its signature leaves a row without its body and emits nothing; what belongs to no connection we know leaves a
+parent without children.
+
+A connection may be held in memory: each has a version, which the statement compares. What was judged by a connection
+that has changed since is not written, and is judged again.
 
 A shared delivery (WhatsApp) may name connections of other organizations. Each of those verifies the bytes with its own
 secrets: whoever can sign for one organization cannot write into another.
@@ -12,6 +16,7 @@ secrets: whoever can sign for one organization cannot write into another.
 from __future__ import annotations
 
 import hashlib
+from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +25,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
+import orjson
 import psycopg
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
@@ -27,6 +33,7 @@ from psycopg.types.json import Jsonb
 import sql
 from afluente.secrets import Keyring, SecretError
 from producers import emit_async
+from producers.ingest.ids import uuid7
 from producers.ingest.signature import Check
 from producers.ingest.sources import COMMON_HEADERS, Part, Source, registered
 from producers.ingest.sources.whatsapp import ACCOUNT_PREFIX
@@ -35,6 +42,10 @@ SIGNATURE = "signature"
 VERIFY_TOKEN = "verify_token"
 API_TOKEN = "api_token"
 MAX_HEADER = 1000
+# Connections that change while a delivery is on its way are no reason to give up; that they do so again and again is.
+TRIES = 3
+# Whose names are one connection's by constraint (channels_whatsapp_number_idx): nobody else need be asked for.
+_OWN_NAMES = frozenset({"whatsapp"})
 
 Connection = psycopg.AsyncConnection[Any]
 
@@ -84,6 +95,10 @@ class Channel:
     status: str
     settings: Mapping[str, Any]
     secrets: Mapping[str, tuple[bytes, ...]]
+    version: str
+    """Another one as soon as anything of it has changed."""
+    expires_at: datetime | None
+    """When the first of its secrets ends; None: none does."""
 
     def __repr__(self) -> str:
         return f"Channel({self.id})"
@@ -102,38 +117,133 @@ async def find_channel(
     return next(iter(_channels(rows, keyring)), None)
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A verified delivery as far as it is known whose parts are whose. `incoming` has its source as the connection
+    knows it, and its body without secrets; `signed` is the body as it came."""
+
+    incoming: Incoming
+    signed: bytes
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A delivery ready to be written: the rows as JSON, and the version of each connection that it was judged by."""
+
+    id: UUID
+    topic: str
+    missing: int
+    post: str
+    parts: tuple[str, ...]
+    body: bytes
+    versions: Mapping[UUID, str]
+
+    def receipt(self, events: int) -> Receipt:
+        """What became of it, once `events` of its parts were new."""
+        if not self.parts:
+            return Receipt(Outcome.UNROUTED, self.id, self.topic, "no_connection")
+        if not events and not self.missing:
+            return Receipt(Outcome.DUPLICATE, self.id, self.topic)
+        reason = f"unrouted_parts:{self.missing}" if self.missing else None
+        return Receipt(Outcome.STORED, self.id, self.topic, reason, events)
+
+
+class Unsettled(Exception):
+    """The connections changed each time the delivery was about to be written: nothing is stored."""
+
+
 async def receive(conn: Connection, keyring: Keyring, incoming: Incoming) -> Receipt:
     """Store one POST and everything it leads to. The caller commits: until then nothing happened."""
-    source, body = incoming.source, incoming.body
-    channel = None
-    if incoming.channel_id is not None:
-        channel = await find_channel(conn, keyring, source.name, incoming.channel_id, incoming.received_at)
-    if channel is None:
-        parent_id = await refuse(conn, incoming, "unknown_channel")
-        return Receipt(Outcome.UNKNOWN_CHANNEL, parent_id, reason="unknown_channel")
+    for _ in range(TRIES):
+        channel = None
+        if incoming.channel_id is not None:
+            channel = await find_channel(conn, keyring, incoming.source.name, incoming.channel_id, incoming.received_at)
+        if channel is None:
+            parent_id = await refuse(conn, incoming, "unknown_channel")
+            return Receipt(Outcome.UNKNOWN_CHANNEL, parent_id, reason="unknown_channel")
+        check = verify(incoming, channel)
+        if not check.ok:
+            parent_id = await refuse(conn, incoming, check.reason or "signature_mismatch", channel)
+            return Receipt(Outcome.REFUSED, parent_id, reason=check.reason)
+        opened = open_up(incoming, channel)
+        named = await find_named(conn, keyring, opened, channel, incoming.received_at)
+        judged = judge(opened, channel, named)
+        events = (await write(conn, [judged]))[judged.id]
+        if events is not None:
+            return judged.receipt(events)
+    raise Unsettled
 
-    source = source.of(channel.settings)
-    check = source.verify(body, incoming.headers, channel.secrets[SIGNATURE], incoming.received_at.timestamp())
-    if not check.ok:
-        parent_id = await refuse(conn, incoming, check.reason or "signature_mismatch", channel)
-        return Receipt(Outcome.REFUSED, parent_id, reason=check.reason)
 
-    incoming = replace(incoming, source=source, body=source.without_secrets(body))
-    parts = source.route(incoming.body, incoming.headers, incoming.url_topic)
+def verify(incoming: Incoming, channel: Channel) -> Check:
+    """Whether the bytes are from the sender that this connection is to."""
+    source = incoming.source.of(channel.settings)
+    return source.verify(incoming.body, incoming.headers, channel.secrets[SIGNATURE], incoming.received_at.timestamp())
+
+
+def open_up(incoming: Incoming, channel: Channel) -> Opened:
+    """The parts of a verified delivery."""
+    source = incoming.source.of(channel.settings)
+    body = source.without_secrets(incoming.body)
+    parts = source.route(body, incoming.headers, incoming.url_topic)
+    return Opened(replace(incoming, source=source, body=body), incoming.body, parts)
+
+
+def judge(opened: Opened, channel: Channel, named: Mapping[str, Sequence[Channel]]) -> Judged:
+    """Which rows it makes; `named` are the connections that `names` of it lead to."""
+    incoming, parts = opened.incoming, opened.parts
+    routed = _route(incoming.source, parts, channel, named, opened.signed, incoming.headers)
     topics = {part.topic for part in parts}
     topic = topics.pop() if len(topics) == 1 else "mixed"
-    parent_id = await _insert_parent(conn, incoming, channel, topic)
-    routed = await _route(conn, keyring, source, parts, channel, incoming.received_at, body, incoming.headers)
-    organization_id, events = await _write_children(conn, parent_id, incoming, routed, len(parts))
-    missing = len(parts) - len(routed)
-    if not routed:
-        outcome, status, reason = Outcome.UNROUTED, "unrouted", "no_connection"
-    elif events == 0 and not missing:
-        outcome, status, reason = Outcome.DUPLICATE, "duplicate", None
-    else:
-        outcome, status, reason = Outcome.STORED, "routed", f"unrouted_parts:{missing}" if missing else None
-    await _settle(conn, parent_id, status, reason, organization_id, keep_body=outcome is not Outcome.DUPLICATE)
-    return Receipt(outcome, parent_id, topic, reason, events)
+    organization_id = _owner(routed, len(parts))
+    versions = {channel.id: channel.version} | {owner.id: owner.version for _, owner in routed}
+    post_id = uuid7()
+    post = {
+        "id": post_id,
+        "organization_id": organization_id,
+        "channel_id": channel.id,
+        "channels": list(versions),
+        "source": incoming.source.name,
+        "topic": topic,
+        "missing": len(parts) - len(routed),
+        "headers": _kept(incoming),
+        "request_id": incoming.request_id,
+        "received_at": incoming.received_at,
+    }
+    children = [
+        {
+            "id": uuid7(),
+            "post_id": post_id,
+            "organization_id": owner.organization_id,
+            "channel_id": owner.id,
+            "topic": part.topic,
+            "dedupe_key": f"{part.dedupe_key}:{post_id}" if part.repeatable else part.dedupe_key,
+            "subject": part.subject,
+            "summary": dict(part.summary),
+            # The bytes are kept once: a child that is the whole of its organization's POST reads them there.
+            "body": b64encode(part.body).decode() if part.body is not None else None if organization_id else "",
+        }
+        for part, owner in routed
+    ]
+    return Judged(
+        post_id, topic, len(parts) - len(routed), _json(post), tuple(map(_json, children)), incoming.body, versions
+    )
+
+
+async def write(conn: Connection, deliveries: Sequence[Judged]) -> dict[UUID, int | None]:
+    """All of these in one statement, or none of them if it fails. By their ids how many events each led to; None for
+    one of which nothing was stored, as a connection it was judged by has changed."""
+    # Pairs, as two of them may have been judged by two versions of one connection.
+    versions = {pair for delivery in deliveries for pair in delivery.versions.items()}
+    parameters = {
+        "posts": f"[{','.join([delivery.post for delivery in deliveries])}]",
+        "bodies": [delivery.body for delivery in deliveries],
+        "parts": f"[{','.join([part for delivery in deliveries for part in delivery.parts])}]",
+        "channel_ids": [channel for channel, _ in versions],
+        "versions": [version for _, version in versions],
+    }
+    found = dict(await (await conn.execute(_query("receive"), parameters)).fetchall())
+    return {delivery.id: found.get(delivery.id) for delivery in deliveries}
 
 
 async def refuse(conn: Connection, incoming: Incoming, reason: str, channel: Channel | None = None) -> UUID:
@@ -187,8 +297,10 @@ async def replay(conn: Connection, keyring: Keyring, webhook_event_id: UUID, now
     body, headers = bytes(row["raw_body"]), row["headers"]
     incoming = Incoming(source, channel.id, body, headers, row["received_at"], url_topic=headers.get(":topic"))
     parts = source.route(body, headers, incoming.url_topic)
-    routed = await _route(conn, keyring, source, parts, channel, now, body, headers)
-    organization_id, events = await _write_children(conn, webhook_event_id, incoming, routed, len(parts))
+    named = await find_named(conn, keyring, Opened(incoming, body, parts), channel, now)
+    routed = _route(source, parts, channel, named, body, headers)
+    organization_id = _owner(routed, len(parts))
+    events = await _write_children(conn, webhook_event_id, incoming, routed, organization_id)
     if events:
         # Nothing is taken back: what had children before keeps its organization, and always its bytes.
         missing = len(parts) - len(routed)
@@ -202,13 +314,11 @@ async def replay(conn: Connection, keyring: Keyring, webhook_event_id: UUID, now
     return events
 
 
-async def _route(
-    conn: Connection,
-    keyring: Keyring,
+def _route(
     source: Source,
     parts: Sequence[Part],
     channel: Channel,
-    now: datetime,
+    named: Mapping[str, Sequence[Channel]],
     body: bytes,
     headers: Mapping[str, str],
 ) -> list[tuple[Part, Channel]]:
@@ -223,15 +333,11 @@ async def _route(
                 or (channel.external_id or part.external_id).lower() == part.external_id.lower()
             )
         ]
-    named = await _named(conn, keyring, source, parts, now)
     checked: dict[UUID, Check] = {}
     routed = []
     for part in parts:
-        if part.external_id is None:
-            # A shape that names nobody: whoever's address it was posted to has signed for it.
-            owners: Iterable[Channel] = (channel,)
-        else:
-            owners = named.get(part.external_id, ())
+        # A shape that names nobody: whoever's address it was posted to has signed for it.
+        owners = (channel,) if _is_own(source, part, channel) else named.get(part.external_id or "", ())
         for owner in owners:
             if owner.id not in checked:
                 checked[owner.id] = (
@@ -245,15 +351,28 @@ async def _route(
     return routed
 
 
-async def _named(
-    conn: Connection, keyring: Keyring, source: Source, parts: Sequence[Part], now: datetime
-) -> Mapping[str, list[Channel]]:
-    # What cannot be printed (a NUL, half a surrogate pair) is nobody's name, and nothing to ask Postgres for.
-    names = [part.external_id for part in parts if part.external_id is not None and part.external_id.isprintable()]
+def _is_own(source: Source, part: Part, channel: Channel) -> bool:
+    """Whether the part is the channel's without asking whose the name is."""
+    return part.external_id is None or (source.name in _OWN_NAMES and part.external_id == channel.external_id)
+
+
+def _owner(routed: Sequence[tuple[Part, Channel]], parts: int) -> UUID | None:
+    """Whose the whole POST is: one organization's own, if all of it is; else nobody's."""
+    owners = {channel.organization_id for _, channel in routed}
+    return owners.pop() if len(owners) == 1 and len(routed) == parts else None
+
+
+async def find_named(
+    conn: Connection, keyring: Keyring, opened: Opened, channel: Channel, now: datetime
+) -> Mapping[str, Sequence[Channel]]:
+    """The connections that the parts name, where they are not the channel's own. Asks nothing when all are."""
+    names = names_of_others(opened, channel)
+    if not names:
+        return {}
     accounts = [name.removeprefix(ACCOUNT_PREFIX) for name in names if name.startswith(ACCOUNT_PREFIX)]
     found: dict[str, list[Channel]] = defaultdict(list)
     parameters = {
-        "source": source.name,
+        "source": opened.incoming.source.name,
         "external_ids": [name for name in names if not name.startswith(ACCOUNT_PREFIX)],
         "account_ids": accounts,
         "now": now,
@@ -268,13 +387,27 @@ async def _named(
     return {name: owners for name, owners in found.items() if len({owner.organization_id for owner in owners}) == 1}
 
 
+def names_of_others(opened: Opened, channel: Channel) -> list[str]:
+    """What the parts of a shared delivery call the connections that they belong to, but for the channel's own name."""
+    source = opened.incoming.source
+    if not source.shared:
+        return []
+    # What cannot be printed (a NUL, half a surrogate pair) is nobody's name, and nothing to ask Postgres for.
+    return [
+        part.external_id
+        for part in opened.parts
+        if part.external_id is not None and part.external_id.isprintable() and not _is_own(source, part, channel)
+    ]
+
+
 async def _write_children(
-    conn: Connection, parent_id: UUID, incoming: Incoming, routed: Sequence[tuple[Part, Channel]], parts: int
-) -> tuple[UUID | None, int]:
-    """The children that are not there yet, each with its event. Returns whose the whole POST is, and how many."""
-    owners = {channel.organization_id for _, channel in routed}
-    # The POST is one organization's own only if all of it is; then its child need not repeat the bytes.
-    organization_id = owners.pop() if len(owners) == 1 and len(routed) == parts else None
+    conn: Connection,
+    parent_id: UUID,
+    incoming: Incoming,
+    routed: Sequence[tuple[Part, Channel]],
+    organization_id: UUID | None,
+) -> int:
+    """The children that are not there yet, each with its event; how many."""
     events = 0
     for part, channel in routed:
         whole = part.body is None
@@ -303,50 +436,14 @@ async def _write_children(
             continue
         await _emit(conn, channel.organization_id, child_id, incoming.source.name, part.topic, incoming.request_id)
         events += 1
-
-    return organization_id, events
+    return events
 
 
 async def _settle(
-    conn: Connection,
-    parent_id: UUID,
-    status: str,
-    reason: str | None,
-    organization_id: UUID | None,
-    *,
-    keep_body: bool = True,
+    conn: Connection, parent_id: UUID, status: str, reason: str | None, organization_id: UUID | None
 ) -> None:
-    parameters = {
-        "id": parent_id,
-        "status": status,
-        "reason": reason,
-        "organization_id": organization_id,
-        "keep_body": keep_body,
-    }
+    parameters = {"id": parent_id, "status": status, "reason": reason, "organization_id": organization_id}
     await conn.execute(_query("settle_parent"), parameters)
-
-
-async def _insert_parent(conn: Connection, incoming: Incoming, channel: Channel, topic: str) -> UUID:
-    parent_id: UUID = await _insert(
-        conn,
-        "insert_parent",
-        {
-            "organization_id": None,
-            "channel_id": channel.id,
-            "source": incoming.source.name,
-            "topic": topic,
-            "verification": "verified",
-            "reason": None,
-            "status": "routed",
-            "summary": Jsonb({}),
-            "headers": Jsonb(_kept(incoming)),
-            "raw_body": incoming.body,
-            "body_sha256": hashlib.sha256(incoming.body).digest(),
-            "body_bytes": len(incoming.body),
-            "received_at": incoming.received_at,
-        },
-    )
-    return parent_id
 
 
 async def _emit(
@@ -375,7 +472,13 @@ def _kept(incoming: Incoming) -> dict[str, str]:
 
 def _printable(text: str) -> str:
     """With '?' for all but printable ASCII: Postgres takes no NUL, and people look at these."""
+    if text.isascii() and text.isprintable():
+        return text
     return "".join(letter if " " <= letter <= "~" else "?" for letter in text)
+
+
+def _json(row: Mapping[str, Any]) -> str:
+    return orjson.dumps(row).decode()
 
 
 def _declared_bytes(incoming: Incoming) -> int:
@@ -408,7 +511,14 @@ def _channels(rows: Iterable[Mapping[str, Any]], keyring: Keyring) -> list[Chann
         first = found[0]
         channels.append(
             Channel(
-                first["id"], first["organization_id"], first["external_id"], first["status"], first["settings"], secrets
+                first["id"],
+                first["organization_id"],
+                first["external_id"],
+                first["status"],
+                first["settings"],
+                secrets,
+                first["version"],
+                min((row["valid_until"] for row in found if row["valid_until"] is not None), default=None),
             )
         )
     return channels

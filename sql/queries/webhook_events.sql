@@ -1,7 +1,8 @@
 -- name: channel
 -- The connection that an address belongs to, with the secrets that are valid now. Seen by afluente_worker: the sender does
 -- not say whose it is. One row for each secret; a channel without any has one row with nulls.
-SELECT c.id, c.organization_id, c.source, c.external_id, c.status, c.settings, s.purpose, s.sealed
+SELECT c.id, c.organization_id, c.source, c.external_id, c.status, c.settings, s.purpose, s.sealed, s.valid_until,
+       afluente.channel_version(c.id) AS version
   FROM channels c
   LEFT JOIN channel_secrets s
     ON s.organization_id = c.organization_id
@@ -13,7 +14,8 @@ SELECT c.id, c.organization_id, c.source, c.external_id, c.status, c.settings, s
 
 -- name: channels_named
 -- The connections that parts of a shared delivery name, by number or by account, over all organizations.
-SELECT c.id, c.organization_id, c.source, c.external_id, c.status, c.settings, s.purpose, s.sealed
+SELECT c.id, c.organization_id, c.source, c.external_id, c.status, c.settings, s.purpose, s.sealed, s.valid_until,
+       afluente.channel_version(c.id) AS version
   FROM channels c
   LEFT JOIN channel_secrets s
     ON s.organization_id = c.organization_id
@@ -23,8 +25,14 @@ SELECT c.id, c.organization_id, c.source, c.external_id, c.status, c.settings, s
    AND (c.external_id = ANY (%(external_ids)s) OR c.settings ->> 'account_id' = ANY (%(account_ids)s))
  ORDER BY c.id, s.created_at;
 
+-- name: receive
+-- Several POSTs at once, each with its parts and their events.
+SELECT post_id, events
+  FROM afluente.receive_webhooks(%(posts)s::jsonb, %(bodies)b::bytea[], %(parts)s::jsonb, %(channel_ids)s::uuid[],
+                                 %(versions)s::text[]);
+
 -- name: insert_parent
--- The POST as it came.
+-- A POST that was refused.
 INSERT INTO webhook_events (organization_id, channel_id, source, topic, verification, reason, status, summary, headers,
                             raw_body, body_sha256, body_bytes, received_at)
 VALUES (%(organization_id)s, %(channel_id)s, %(source)s, %(topic)s, %(verification)s, %(reason)s, %(status)s, %(summary)s,
@@ -41,12 +49,11 @@ ON CONFLICT (organization_id, channel_id, dedupe_key) WHERE parent_id IS NOT NUL
 RETURNING id;
 
 -- name: settle_parent
--- What became of the POST once its parts are known. A repeat keeps its hash, not its bytes.
+-- What became of a POST whose missing parts were found.
 UPDATE webhook_events
    SET status = %(status)s,
        reason = %(reason)s,
-       organization_id = %(organization_id)s,
-       raw_body = CASE WHEN %(keep_body)s THEN raw_body END
+       organization_id = %(organization_id)s
  WHERE id = %(id)s;
 
 -- name: stored
