@@ -29,12 +29,32 @@ SELECT ci.contact_id
  GROUP BY ci.contact_id
  ORDER BY min(i.place);
 
--- name: contact_of_order
+-- name: contact_of_order_by_id
 SELECT contact_id
   FROM orders
  WHERE organization_id = %(organization_id)s
    AND source = %(source)s
-   AND external_id = %(external_id)s;
+   AND external_id = %(value)s;
+
+-- name: contact_of_order_by_number
+-- A courier knows an order by the number that people see, with or without its '#'. The newest, if several shops count alike.
+SELECT contact_id
+  FROM orders
+ WHERE organization_id = %(organization_id)s
+   AND order_number IN (%(value)s, '#' || %(value)s, ltrim(%(value)s, '#'))
+   AND (%(source)s::text IS NULL OR source = %(source)s)
+ ORDER BY contact_id IS NULL, placed_at DESC NULLS LAST, id DESC
+ LIMIT 1;
+
+-- name: contact_of_order_by_tracking
+-- A courier knows a parcel by its own number, which the shop was told.
+SELECT contact_id
+  FROM orders
+ WHERE organization_id = %(organization_id)s
+   AND tracking_number = %(value)s
+   AND (%(source)s::text IS NULL OR source = %(source)s)
+ ORDER BY contact_id IS NULL, placed_at DESC NULLS LAST, id DESC
+ LIMIT 1;
 
 -- name: contact_of_payment
 -- The contact of an earlier fact about the same payment.
@@ -96,7 +116,7 @@ SELECT record_contact_event(
     metadata          => %(metadata)s);
 
 -- name: upsert_order
--- No row when a newer state is stored already. A contact, once known, stays; so do the times of what has happened.
+-- No row when a newer state is stored already. A contact, once known, stays; of the times of what happened the first counts.
 INSERT INTO orders AS o (
     organization_id, contact_id, channel_id, source, external_id, ns_order_id, order_number, status, financial_status,
     fulfillment_status, total_cents, currency, payment_method, cancel_reason, tracking, placed_at, paid_at, cancelled_at,
@@ -117,18 +137,27 @@ ON CONFLICT (organization_id, source, external_id) DO UPDATE
         payment_method = COALESCE(excluded.payment_method, o.payment_method),
         cancel_reason = COALESCE(excluded.cancel_reason, o.cancel_reason),
         tracking = COALESCE(excluded.tracking, o.tracking),
-        placed_at = COALESCE(o.placed_at, excluded.placed_at),
-        paid_at = COALESCE(o.paid_at, excluded.paid_at),
-        cancelled_at = COALESCE(excluded.cancelled_at, o.cancelled_at),
-        fulfilled_at = COALESCE(o.fulfilled_at, excluded.fulfilled_at),
+        placed_at = LEAST(o.placed_at, excluded.placed_at),
+        paid_at = LEAST(o.paid_at, excluded.paid_at),
+        cancelled_at = LEAST(o.cancelled_at, excluded.cancelled_at),
+        fulfilled_at = LEAST(o.fulfilled_at, excluded.fulfilled_at),
         source_updated_at = excluded.source_updated_at,
         updated_at = clock_timestamp()
   WHERE o.source_updated_at IS NULL OR o.source_updated_at <= excluded.source_updated_at
 RETURNING id, contact_id;
 
--- name: order
-SELECT id, contact_id
-  FROM orders
+-- name: older_order
+-- An older state that comes late adds what was not known, so that the states of an order come to the same in any order.
+UPDATE orders
+   SET contact_id = COALESCE(contact_id, %(contact_id)s),
+       order_number = COALESCE(order_number, %(order_number)s),
+       payment_method = COALESCE(payment_method, %(payment_method)s),
+       cancel_reason = COALESCE(cancel_reason, %(cancel_reason)s),
+       tracking = COALESCE(tracking, %(tracking)s),
+       placed_at = LEAST(placed_at, %(placed_at)s),
+       paid_at = LEAST(paid_at, %(paid_at)s),
+       cancelled_at = LEAST(cancelled_at, %(cancelled_at)s),
+       fulfilled_at = LEAST(fulfilled_at, %(fulfilled_at)s)
  WHERE organization_id = %(organization_id)s
    AND source = %(source)s
    AND external_id = %(external_id)s;

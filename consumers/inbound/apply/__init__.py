@@ -40,9 +40,9 @@ async def apply(
     for fact in normalized.facts:
         match fact:
             case f.ContactEvent():
-                await events.write(fact, contact_id)
+                await events.write(fact, await contacts.of(fact.of_person) if fact.of_person else contact_id)
             case f.OrderState():
-                await orders.write(fact, contact_id)
+                await orders.write(fact, await contacts.of(fact.of_person) if fact.of_person else contact_id)
             case f.OrderEvent():
                 await orders.event(fact, contact_id)
             case f.CartAbandoned():

@@ -7,6 +7,7 @@ for each order, whichever delivery saw it first.
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
@@ -34,42 +35,43 @@ class Orders:
         """Our id of an order that this delivery wrote."""
         return self._ids.get(external_id) if external_id else None
 
-    async def buyer(self, external_id: str) -> UUID | None:
-        """The contact of an order. OrderUnknown when it is not here, unless nobody waits any more."""
-        row = await self._writing.one("contact_of_order", source=self._writing.part.source, external_id=external_id)
-        if row is None and self._wait_for_orders:
+    async def buyer(self, order: f.OrderReference) -> UUID | None:
+        """The contact of an order. OrderUnknown when it is not here, unless nobody waits for it, or no more."""
+        source = order.source or (self._writing.part.source if order.by == "id" else None)
+        row = await self._writing.one(f"contact_of_order_by_{order.by}", source=source, value=order.value)
+        if row is None and order.waits and self._wait_for_orders:
             raise OrderUnknown()
         return None if row is None else row[0]
 
     async def write(self, order: f.OrderState, contact_id: UUID | None) -> None:
         part = self._writing.part
-        row = await self._writing.one(
-            "upsert_order",
-            contact_id=contact_id,
-            channel_id=part.channel_id,
-            source=part.source,
-            external_id=order.external_id,
-            ns_order_id=order.external_id if part.source == "nuvemshop" else None,
-            order_number=cut(order.number, 255),
-            status=order.status,
-            financial_status=order.financial_status,
-            fulfillment_status=order.fulfillment_status,
-            total_cents=to_minor(order.total, order.currency),
-            currency=order.currency,
-            payment_method=cut(order.payment_method, 100),
-            cancel_reason=cut(order.cancel_reason, 255),
-            tracking=Jsonb(dict(order.tracking)) if order.tracking else None,
-            placed_at=order.placed_at,
-            paid_at=order.paid_at,
-            cancelled_at=order.cancelled_at,
-            fulfilled_at=order.fulfilled_at,
-            source_updated_at=order.updated_at,
-        )
+        state: dict[str, Any] = {
+            "contact_id": contact_id,
+            "channel_id": part.channel_id,
+            "source": part.source,
+            "external_id": order.external_id,
+            "ns_order_id": order.external_id if part.source == "nuvemshop" else None,
+            "order_number": cut(order.number, 255),
+            "status": order.status,
+            "financial_status": order.financial_status,
+            "fulfillment_status": order.fulfillment_status,
+            "total_cents": to_minor(order.total, order.currency),
+            "currency": order.currency,
+            "payment_method": cut(order.payment_method, 100),
+            "cancel_reason": cut(order.cancel_reason, 255),
+            "tracking": Jsonb(dict(order.tracking)) if order.tracking else None,
+            "placed_at": order.placed_at,
+            "paid_at": order.paid_at,
+            "cancelled_at": order.cancelled_at,
+            "fulfilled_at": order.fulfilled_at,
+            "source_updated_at": order.updated_at,
+        }
+        row = await self._writing.one("upsert_order", **state)
         if row is not None:
             await self._lines(order, row[0])
             self._writing.counts["orders"] += 1
         else:
-            row = await self._writing.one("order", source=part.source, external_id=order.external_id)
+            row = await self._writing.one("older_order", **state)
         assert row is not None
         self._ids[order.external_id] = row[0]
 

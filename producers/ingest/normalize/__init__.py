@@ -18,7 +18,7 @@ from producers.ingest.normalize.facts import Context, Normalized, unrecognised
 
 _MODULES: Mapping[str, str] = {
     name: f"producers.ingest.normalize.{name}"
-    for name in ("shopify", "stripe", "nuvemshop", "whatsapp", "hotmart", "typeform")
+    for name in ("shopify", "stripe", "nuvemshop", "whatsapp", "waha", "evolution", "hotmart", "typeform", "generic")
 }
 
 FETCHED_TOPICS = ("order/", "customer/")

@@ -54,6 +54,19 @@ class Person:
 
 
 @dataclass(frozen=True)
+@dataclass(frozen=True)
+class OrderReference:
+    """An order by what a delivery knows of it. Its contact counts before the one that the delivery itself names."""
+
+    value: str
+    by: Literal["id", "number", "tracking"] = "id"
+    """`number`: as people see it, with or without its '#'. `tracking`: the number of its shipment."""
+    source: str | None = None
+    """The sender of the order. None: by id the sender of the delivery, else any."""
+    waits: bool = True
+    """Whether the fact waits for an order that is not here yet."""
+
+
 class ContactEvent:
     """A fact about a contact: one row of contact_events, by its contact event type, its metric, or both."""
 
@@ -68,11 +81,13 @@ class ContactEvent:
     value: Decimal | None = None
     currency: str | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
-    of_order: str | None = None
-    """The order whose contact it is about, when the delivery itself names nobody."""
+    of_order: OrderReference | None = None
+    """The order whose contact it is about."""
     of_payment: str | None = None
     """Likewise, the payment (object_id_ref) of a fact recorded before."""
 
+    of_person: Person | None = None
+    """Whom it is about, when one delivery is about several people."""
     @property
     def external_id(self) -> str:
         return f"{self.fact}:{self.source_id}"
@@ -117,6 +132,8 @@ class OrderState:
     tracking: Mapping[str, Any] | None = None
     lines: tuple[OrderLine, ...] = ()
 
+    of_person: Person | None = None
+    """Whose it is, when one delivery is about several people."""
 
 @dataclass(frozen=True)
 class OrderEvent:

@@ -27,6 +27,7 @@ from producers.ingest.normalize.facts import (
     FulfillmentStatus,
     Normalized,
     OrderLine,
+    OrderReference,
     OrderState,
     Person,
     PrivacyRequest,
@@ -153,6 +154,7 @@ def _order(order: Document, context: Context) -> OrderState:
         cancelled_at=cancelled_at,
         cancel_reason=order.text("cancel_reason") if cancelled_at else None,
         updated_at=updated_at,
+        tracking=_shipment(order),
         lines=tuple(
             OrderLine(
                 external_id=line.identifier("id") or str(place),
@@ -166,6 +168,16 @@ def _order(order: Document, context: Context) -> OrderState:
             for place, line in enumerate(order.children("line_items"), start=1)
         ),
     )
+
+
+def _shipment(order: Document) -> dict[str, Any] | None:
+    """The last parcel of the order that has a number: a courier's events find the buyer by it."""
+    found = None
+    for fulfillment in order.children("fulfillments"):
+        if number := fulfillment.text("tracking_number"):
+            company, url = fulfillment.text("tracking_company"), fulfillment.text("tracking_url")
+            found = {"number": number, "url": url, "carrier": company}
+    return found
 
 
 def _purchase(order: Document, state: OrderState, context: Context) -> ContactEvent:
@@ -250,7 +262,7 @@ def _refund_created(refund: Document, context: Context) -> Normalized:
         value=amount,
         currency=currency,
         properties={"refund_id": refund.identifier("id")},
-        of_order=order_id,
+        of_order=OrderReference(order_id),
     )
     return processed("order_refunded", event)
 
@@ -271,7 +283,7 @@ def _fulfillment_created(fulfillment: Document, context: Context) -> Normalized:
             "tracking_number": fulfillment.text("tracking_number"),
             "tracking_url": fulfillment.text("tracking_url"),
         },
-        of_order=order_id,
+        of_order=OrderReference(order_id),
     )
     # The order's buyer if we know the order; the e-mail is of whoever gets the parcel, and serves when we do not.
     destination = fulfillment.child("destination")

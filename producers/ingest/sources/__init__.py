@@ -13,6 +13,8 @@ from typing import Any
 
 from producers.ingest.signature import Check
 
+MAX_BODY_BYTES = 3 * 1024 * 1024  # WhatsApp's own bound for one POST
+
 
 @dataclass(frozen=True)
 class Part:
@@ -55,6 +57,8 @@ class Source:
     """The sender asks by GET whether the address is ours (`hub.mode`, `hub.verify_token`, `hub.challenge`)."""
     without_secrets: Callable[[bytes], bytes] = bytes
     """The body as it is routed and stored: what a sender writes into it to prove itself is taken out."""
+    max_body_bytes: int = MAX_BODY_BYTES
+    """What is longer is refused (413)."""
     configured: Callable[[Mapping[str, Any]], Source] | None = None
     """This sender as one connection's settings have it. Never raises: with bad settings nothing verifies."""
 
@@ -70,9 +74,19 @@ MAX_TOPIC = 255
 
 def registered() -> Mapping[str, Source]:
     """Every sender that the receiver knows, by its name in the URL."""
-    from producers.ingest.sources import hotmart, nuvemshop, shopify, stripe, typeform, whatsapp
+    from producers.ingest.sources import (
+        evolution,
+        generic,
+        hotmart,
+        nuvemshop,
+        shopify,
+        stripe,
+        typeform,
+        waha,
+        whatsapp,
+    )
 
-    modules = (shopify, stripe, nuvemshop, whatsapp, hotmart, typeform)
+    modules = (shopify, stripe, nuvemshop, whatsapp, waha, evolution, hotmart, typeform, generic)
     return {module.SOURCE.name: module.SOURCE for module in modules}
 
 

@@ -1,0 +1,3 @@
+DROP INDEX orders_tracking;
+DROP INDEX orders_number;
+ALTER TABLE orders DROP COLUMN tracking_number;
