@@ -392,6 +392,19 @@ class SenderSettings(Settings):
     _check_url = field_validator("nuvemshop_api_url")(_http_url)
 
 
+class LinkSettings(Settings):
+    """Tracked links: addresses of ours that people click."""
+
+    url: str | None = Field(
+        None,
+        alias="AFLUENTE_LINKS_URL",
+        description="where people reach `afluente web run --only links`, as https://l.example.com; a message with a "
+        "tracked link is not sent without it",
+    )
+
+    _check_url = field_validator("url")(_http_url)
+
+
 class BackoffSettings(Settings):
     """Waits between attempts."""
 
@@ -509,6 +522,7 @@ class WorkerSettings(Settings):
     secrets: SecretSettings
     outbound: OutboundSettings
     senders: SenderSettings
+    links: LinkSettings
     backoff: BackoffSettings
     runtime: RuntimeSettings
     registry: RegistrySettings

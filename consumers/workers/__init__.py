@@ -13,6 +13,8 @@ REGISTRY: dict[str, str] = {
     "webhook-normalize-worker": "consumers.workers.webhook_normalize:WebhookNormalizeWorker",
     "webhook-fetch-worker": "consumers.workers.webhook_fetch:WebhookFetchWorker",
     "webhook-dispatch-worker": "consumers.workers.webhook_dispatch:WebhookDispatchWorker",
+    "automation-worker": "consumers.workers.automation:AutomationWorker",
+    "automation-call-worker": "consumers.workers.automation_call:AutomationCallWorker",
 }
 
 
