@@ -6,11 +6,12 @@ import os
 import secrets as random
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 
+from afluente.cli import channel_mapping
 from afluente.cli.output import Format, FormatOption, say, show
 from afluente.errors import SettingsError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from afluente.settings import WebSettings
 
 app = typer.Typer(help="Connect senders of webhooks, and rotate their secrets.", no_args_is_help=True)
+app.add_typer(channel_mapping.app, name="mapping")
 
 Secret = Annotated[
     str | None,
@@ -28,20 +30,40 @@ Secret = Annotated[
 
 @app.command()
 def add(
-    source: Annotated[str, typer.Argument(help="shopify, nuvemshop, stripe or whatsapp")],
+    source: Annotated[
+        str, typer.Argument(help="shopify, nuvemshop, stripe, hotmart, typeform, whatsapp, waha, evolution or generic")
+    ],
     organization: Annotated[str, typer.Option("--org", help="id, slug or name of the organization")],
     external_id: Annotated[
         str | None,
-        typer.Option(help="shop domain, store id, account id (acct_...) or phone_number_id: what the sender calls it"),
+        typer.Option(help="shop domain, store id, account or form id, phone_number_id: what the sender calls it"),
     ] = None,
     name: Annotated[str | None, typer.Option(help="what people call it")] = None,
     secret: Secret = None,
     verify_token: Annotated[
-        str | None, typer.Option(help="whatsapp: the token of the set-up request; - for stdin")
+        str | None, typer.Option(help="whatsapp, generic: the token of the set-up request; - for stdin")
     ] = None,
     api_token: Annotated[str | None, typer.Option(help="nuvemshop: access token of the API; - for stdin")] = None,
     account_id: Annotated[
         str | None, typer.Option(help="whatsapp: the business account, for what concerns all of it")
+    ] = None,
+    mapping: Annotated[
+        str | None,
+        typer.Option(help="generic: a shipped mapping (`channel mapping list`) or a file; - for stdin"),
+    ] = None,
+    called: Annotated[
+        str | None,
+        typer.Option("--as", help="generic: the sender's name for its facts, instead of the mapping's (yampi_outlet)"),
+    ] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(help="typeform: name, email, phone or document=REF of the question that asks it; repeatable"),
+    ] = None,
+    max_age_days: Annotated[
+        float | None, typer.Option(help="hotmart: refuse events older than this; left out: any age", min=0.01)
+    ] = None,
+    country: Annotated[
+        str | None, typer.Option(help="where a phone without a country's code is dialled; left out: BR")
     ] = None,
     test: Annotated[
         bool, typer.Option("--test", help="take the sender's test deliveries; a live one does not count them")
@@ -55,14 +77,38 @@ def add(
     """Make a connection and print the address for the sender.
 
     \b
-    Example:
+    What the secret is:
+      shopify, nuvemshop   the app's client secret
+      stripe               the endpoint's signing secret (whsec_...)
+      hotmart              the hottok
+      typeform             the webhook's secret; one connection takes all forms, or with --external-id FORM_ID one
+      whatsapp             the Meta app's secret
+      generic              as the mapping says: the key of the signature, or the token
+    A generic sender is described by a mapping: `afluente channel mapping` lists, shows and checks them.
+
+    \b
+    Examples:
       afluente channel add shopify --org "Loja Azul" --create-org --external-id loja-azul.myshopify.com --secret -
+      afluente channel add hotmart --org "Loja Azul" --secret -
+      afluente channel add generic --mapping yampi --org "Loja Azul" --secret -
+      afluente channel add generic --mapping our-courier.json --org "Loja Azul"
     """
     from afluente import postgres
     from afluente.settings import WebSettings
     from producers import organizations
     from producers.ingest import channels
 
+    given_settings: dict[str, Any] = {}
+    if account_id:
+        given_settings["account_id"] = account_id
+    if country:
+        given_settings["country"] = country.upper()
+    if max_age_days is not None:
+        given_settings["max_age_days"] = max_age_days
+    if field:
+        given_settings["fields"] = dict(_named(text) for text in field)
+    if mapping is not None:
+        given_settings["mapping"] = channel_mapping.read(mapping, called)
     settings = WebSettings.read(os.environ)
     keyring = _keyring(settings)
     given = _read(secret)
@@ -85,7 +131,7 @@ def add(
             external_id=external_id.lower() if external_id and source == "shopify" else external_id,
             name=name,
             mode="test" if test else "live",
-            settings={"account_id": account_id} if account_id else {},
+            settings=given_settings,
         )
     row = {
         "id": str(channel_id),
@@ -93,6 +139,8 @@ def add(
         "source": source,
         "url": f"{base_url.rstrip('/')}/webhooks/{source}/{channel_id}",
     }
+    if given_settings.get("mapping"):
+        row["sender"] = given_settings["mapping"].get("source")
     if made:
         row["secret"] = plain
     if token and verify_token is None:
@@ -153,6 +201,13 @@ def rotate(
     with postgres.connect(settings.postgres.dsn, application_name="afluente channel rotate") as conn:
         channels.rotate(conn, keyring, channel, purpose, plain.encode(), until)
     show({"id": str(channel), "old_valid_until": until} | ({} if given else {"secret": plain}), format)
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, ref = text.partition("=")
+    if not equals:
+        raise typer.BadParameter("give --field as name=REF")
+    return name.strip(), ref.strip()
 
 
 def _read(value: str | None) -> str | None:

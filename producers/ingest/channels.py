@@ -14,10 +14,13 @@ from psycopg.types.json import Jsonb
 import sql
 from afluente.errors import Refused
 from afluente.secrets import Keyring
+from producers.ingest import mapping
 from producers.ingest.sources import registered
 from producers.ingest.store import seal_purpose
 
 Connection = psycopg.Connection[Any]
+
+GENERIC = "generic"
 
 
 def add(
@@ -32,10 +35,20 @@ def add(
     mode: str = "live",
     settings: Mapping[str, Any] | None = None,
 ) -> UUID:
-    """Make a connection; `secrets` is purpose to plain secret. Refused for an unknown sender or one already there."""
+    """Make a connection; `secrets` is purpose to plain secret. Refused for an unknown sender, one already there, or
+    settings that are wrong.
+
+    A generic one is known by the name in its mapping: facts are recorded under it, so an organization has it once.
+    """
     known = registered()
     if source not in known:
         raise Refused(f"no sender is called {source!r}", hint=f"one of {', '.join(sorted(known))}")
+    known[source].check_settings(settings or {})
+    if settings and source == GENERIC:
+        own = settings[mapping.SETTING]["source"]
+        if external_id not in (None, own):
+            raise Refused(f"a generic connection is called as in its mapping: {own}, not {external_id}")
+        external_id = own
     try:
         row = conn.execute(
             _query("insert"),
@@ -50,9 +63,10 @@ def add(
             },
         ).fetchone()
     except psycopg.errors.UniqueViolation:
-        raise Refused(
-            f"{source} {external_id} is connected already", hint="`afluente channel list` shows the connections"
-        ) from None
+        hint = "`afluente channel list` shows the connections"
+        if source == GENERIC:
+            hint += "; a second one of the kind needs a name of its own (--as)"
+        raise Refused(f"{source} {external_id} is connected already", hint=hint) from None
     assert row is not None
     channel_id: UUID = row[0]
     for purpose, plain in secrets.items():
@@ -99,6 +113,36 @@ def rotate(
             {"channel_id": channel_id, "purpose": purpose, "slot": newest, "valid_until": old_valid_until},
         )
     put_secret(conn, keyring, row[1], channel_id, purpose, plain, slot=2 if newest == 1 else 1)
+
+
+def set_mapping(conn: Connection, channel_id: UUID, given: Mapping[str, Any]) -> str:
+    """Put another mapping in the place of a generic connection's; returns its sender's name. Replay what it lacked.
+
+    Refused for one that is wrong, and for one of another name: the facts recorded so far have this one.
+    """
+    checked = mapping.read(given)
+    row = conn.execute(_query("settings"), {"channel_id": channel_id}).fetchone()
+    if row is None:
+        raise Refused(f"no connection has the id {channel_id}", hint="`afluente channel list` shows the connections")
+    source, external_id = row
+    if source != GENERIC:
+        raise Refused(f"{channel_id} is a connection to {source}: only a generic one has a mapping")
+    if checked.source != external_id:
+        raise Refused(
+            f"the mapping calls its sender {checked.source!r}, the connection {external_id!r}",
+            hint="facts are recorded under that name: keep it, or make another connection",
+        )
+    conn.execute(_query("set_settings"), {"channel_id": channel_id, "settings": Jsonb({mapping.SETTING: given})})
+    return checked.source
+
+
+def mapping_of(conn: Connection, channel_id: UUID) -> dict[str, Any]:
+    """The mapping of a generic connection, as it was given."""
+    row = conn.execute(_query("mapping"), {"channel_id": channel_id}).fetchone()
+    if row is None or row[0] is None:
+        raise Refused(f"{channel_id} is no generic connection", hint="`afluente channel list` shows the connections")
+    found: dict[str, Any] = row[0]
+    return found
 
 
 def listed(conn: Connection, organization_id: UUID | None = None) -> list[dict[str, Any]]:

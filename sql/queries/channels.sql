@@ -32,6 +32,25 @@ SELECT id, organization_id, source
   FROM channels
  WHERE id = %(channel_id)s;
 
+-- name: settings
+-- A connection's sender and name, held until the transaction ends.
+SELECT source, external_id
+  FROM channels
+ WHERE id = %(channel_id)s
+   FOR UPDATE;
+
+-- name: set_settings
+UPDATE channels
+   SET settings = settings || %(settings)s,
+       updated_at = clock_timestamp()
+ WHERE id = %(channel_id)s;
+
+-- name: mapping
+SELECT settings -> 'mapping'
+  FROM channels
+ WHERE id = %(channel_id)s
+   AND source = 'generic';
+
 -- name: list
 -- Connections for people; secrets by number only.
 SELECT c.id, c.organization_id, o.name AS organization, c.source, c.external_id, c.name, c.status, c.mode,

@@ -21,6 +21,7 @@ from producers.ingest.mapping.model import Mapping
 
 __all__ = [
     "MAX_BYTES",
+    "SETTING",
     "Mapping",
     "MappingRefused",
     "example",

@@ -36,6 +36,10 @@ class Part:
     """Counts and kinds for people who look at deliveries. No personal data."""
 
 
+def _take_any(settings: Mapping[str, Any]) -> None:
+    """For senders without settings of their own."""
+
+
 @dataclass(frozen=True)
 class Source:
     """One sender."""
@@ -61,6 +65,9 @@ class Source:
     """What is longer is refused (413)."""
     configured: Callable[[Mapping[str, Any]], Source] | None = None
     """This sender as one connection's settings have it. Never raises: with bad settings nothing verifies."""
+
+    check_settings: Callable[[Mapping[str, Any]], None] = _take_any
+    """Whether a connection may have these settings: raises Refused, which names the field that is wrong."""
 
     def of(self, settings: Mapping[str, Any]) -> Source:
         """The sender as this connection knows it."""

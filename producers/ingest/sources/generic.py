@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from afluente.errors import Refused
 from producers.ingest import mapping as mappings
 from producers.ingest.mapping.model import Hmac, Timestamp, Token
 from producers.ingest.mapping.reading import Reading
@@ -46,6 +47,15 @@ def _source(text: str) -> Source:
         return _route(mapping, body, headers)
 
     return replace(SOURCE, verify=verify, verify_again=verify_again, route=route, kept_headers=mapping.kept_headers())
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """`mapping` is there and right."""
+    if mappings.SETTING not in settings:
+        raise Refused(
+            "a generic sender needs a mapping", hint=f"--mapping {' or '.join(mappings.examples())}, or a file of yours"
+        )
+    mappings.read(settings[mappings.SETTING])
 
 
 def check(
@@ -162,4 +172,5 @@ SOURCE = Source(
     kept_headers=frozenset(),
     challenged=True,
     configured=configured,
+    check_settings=check_settings,
 )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from afluente.errors import Refused
 from producers.ingest import signature
 from producers.ingest.signature import Check
 from producers.ingest.sources import UNKNOWN, Part, Source, key, read_object, sha256, topic_of
@@ -66,6 +67,13 @@ def configured(settings: Mapping[str, Any]) -> Source:
     return replace(SOURCE, verify=not_too_old)
 
 
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """`max_age_days` is a number of days, if it is there."""
+    days = settings.get(MAX_AGE_DAYS)
+    if days is not None and (isinstance(days, bool) or not isinstance(days, int | float) or not 0 < days <= 3650):
+        raise Refused(f"{MAX_AGE_DAYS} must be a number of days above 0, not {days!r}")
+
+
 def _token_of(body: bytes) -> str | None:
     event = read_object(body)
     token = event.get("hottok") if event is not None else None
@@ -90,4 +98,5 @@ SOURCE = Source(
     kept_headers=frozenset(),
     without_secrets=without_secrets,
     configured=configured,
+    check_settings=check_settings,
 )
