@@ -12,6 +12,8 @@ EmitError (an AfluenteError)     nothing was written; `sqlstate` is the server's
 ├── IdempotencyKeyReusedError    AF006  the key named another event or payload before
 ├── UnknownOrganizationError     AF007  there is no such organization
 ├── SealedMonthError             AF008  created_at lies in a month that is published and closed
+├── ContactUnknownError          AF010  the contact is not one of the session's organization
+├── ContactError                 AF020-AF023  a merge or a change of a contact that makes no sense
 └── OwnedByTableError            (EventProducer) the event type is a table's to tell: emit it with the row
 
 NotDeliveredError (an Unavailable)  (EventProducer) events that are not known to be in their topics; `failed` says why
@@ -28,6 +30,8 @@ import psycopg
 from afluente.errors import AfluenteError, Unavailable
 
 __all__ = [
+    "ContactError",
+    "ContactUnknownError",
     "EmitError",
     "EventTypeError",
     "ForeignOrganizationError",
@@ -87,6 +91,17 @@ class SealedMonthError(EmitError):
     sqlstate = "AF008"
 
 
+class ContactUnknownError(EmitError):
+    sqlstate = "AF010"
+
+
+class ContactError(EmitError):
+    """A contact cannot be merged or changed like this: with itself (AF020), once it was erased (AF021), without who and
+    why (AF022), to a phone or e-mail that names another one (AF023)."""
+
+    sqlstate = "AF020"
+
+
 class OwnedByTableError(EmitError):
     """An event of this type tells of a row: a record without it would be a claim that nothing stands behind."""
 
@@ -124,8 +139,11 @@ _BY_SQLSTATE: dict[str, type[EmitError]] = {
         IdempotencyKeyReusedError,
         UnknownOrganizationError,
         SealedMonthError,
+        ContactUnknownError,
+        ContactError,
     )
 }
+_BY_SQLSTATE |= {state: ContactError for state in ("AF021", "AF022", "AF023")}
 
 
 def translate(error: psycopg.Error) -> EmitError | None:

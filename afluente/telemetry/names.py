@@ -83,6 +83,7 @@ EVENTS: dict[str, str] = {
     "stream.stuck": "records are waiting and nothing moves; the process ends",
     # web
     "web.ready": "the HTTP server accepts connections",
+    "contact_event.without_contact": "a fact that is about nobody was not recorded (`event_type`, `metric`, `source`)",
     "ingest.stored": "a webhook is stored, with one event for each organization it belongs to (`count`)",
     "ingest.refused": "a webhook was not taken; `reason` says why",
     "ingest.unavailable": "a webhook could not be stored; the sender was told to try again",

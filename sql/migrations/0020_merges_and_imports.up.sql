@@ -39,6 +39,35 @@ CREATE TRIGGER follow_merge BEFORE INSERT ON tracked_links FOR EACH ROW WHEN (NE
 CREATE TRIGGER follow_merge BEFORE INSERT ON link_clicks FOR EACH ROW WHEN (NEW.contact_id IS NOT NULL)
     EXECUTE FUNCTION afluente.follow_merge();
 
+-- One event of a batch (record_contact_events): a fact, and who it is about.
+CREATE TYPE afluente.contact_event_item AS (
+    n                   integer,
+    contact_id          uuid,
+    phone               text,
+    phone_as_received   text,
+    email               text,
+    contact_external_id text,
+    contact_source      text,
+    name                text,
+    event_type          text,
+    metric_name         text,
+    source              text,
+    source_type         text,
+    external_event_id   text,
+    unique_event_id     text,
+    object_id           text,
+    object_id_ref       text,
+    entity_type         text,
+    entity_id           text,
+    value               numeric,
+    currency            text,
+    occurred_at         timestamptz,
+    received_at         timestamptz,
+    properties          jsonb,
+    raw_payload         jsonb,
+    integration_id      uuid
+);
+
 -- Imports of contact events, by the file's content: what a run had committed when it was killed is where the next one goes
 -- on. Moves in the transaction that records the rows.
 CREATE TABLE contact_event_import (
