@@ -38,6 +38,9 @@ _log = get_logger(__name__)
 _CONSUME_S = 0.05
 _CONSUME_RECORDS = 500
 _PASSED_RECORDS = 2000  # while most are only passed over
+# A pause throws away what was fetched ahead: hands that are full for a moment are waited for.
+_PAUSE_AFTER_S = 0.2
+_FULL_S = 0.01
 _COMMITTED_TIMEOUT_S = 10.0
 
 
@@ -81,6 +84,8 @@ class Poller(threading.Thread):
         self._asked: deque[Callable[[], None]] = deque()
         self._places: dict[tuple[str, int], Place] = {}
         self._finished: deque[Record] = deque()
+        self._full_since: float | None = None
+        self._freed = threading.Event()
         self._draining = threading.Event()
         self._ending = threading.Event()
         self._fresh: set[tuple[str, int]] = set()
@@ -97,6 +102,8 @@ class Poller(threading.Thread):
     def finish(self, record: Record) -> None:
         """Everything the record asked for is durable."""
         self._finished.append(record)
+        if self._full_since is not None:
+            self._freed.set()
 
     def marked(self, parked: Parked) -> None:
         """What `Marks.park` was asked for is committed."""
@@ -152,9 +159,17 @@ class Poller(threading.Thread):
         self._fresh.clear()
         count, size = self._in_hand()
         room = min(self._limits.records - count, int((self._limits.bytes - size) / self._average_bytes))
+        if room <= 0 and not self._draining.is_set():
+            self._freed.wait(_FULL_S)
+            self._freed.clear()
+            self._take_finished()
+            room = self._limits.records - self._in_hand()[0]
         passing = any(place.parked for place in self._places.values())
         asked = max(1, min(_PASSED_RECORDS if passing else _CONSUME_RECORDS, room))
-        messages = self._consumer.consume(asked, self._patience_s())
+        # Asked for many, the client waits for many; so it is asked for the first, and then for what else is there.
+        messages = [] if (first := self._consumer.poll(self._patience_s())) is None else [first]
+        if messages and asked > 1:
+            messages += self._consumer.consume(asked - 1, 0.0)
         records = [record for message in messages if (record := self._read(message)) is not None]
         # What was passed over comes after what may be behind it, but for as much as keeps the handlers busy.
         left = 2 * self._limits.records - self._all_in_hand()
@@ -301,6 +316,12 @@ class Poller(threading.Thread):
         ):
             self._surplus.park(*found)
             over = False
+        now = time.monotonic()
+        if not over:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = now
+        over = over and (size >= limits.bytes or now - (self._full_since or now) >= _PAUSE_AFTER_S)
         over = draining or over or self._all_in_hand() >= 2 * limits.records
         under = not over and count <= limits.records / 2 and size <= limits.bytes / 2
         pause: list[Place] = []
