@@ -6,10 +6,11 @@ from schemas.events.base import Instant, Payload
 
 
 class ContactBlockedByStop(Payload):
-    """A contact wrote the word that stops everything."""
+    """A contact wrote a word that stops everything; keyword is the one it counts as."""
 
     contact_id: str
     keyword: Literal["STOP", "SAIR"]
+    word: str | None = None
 
 
 class SendBlocked(Payload):

@@ -186,10 +186,30 @@ ON CONFLICT (organization_id, order_id, line_no) DO UPDATE
         total_cents = excluded.total_cents;
 
 -- name: message
-SELECT id, conversation_id, contact_id, status, template_id, body
+-- The message by the first of its names that is known.
+SELECT id, conversation_id, contact_id, status, template_id, body, waha_message_id
   FROM messages
  WHERE organization_id = %(organization_id)s
-   AND waha_message_id = %(waha_message_id)s;
+   AND waha_message_id = ANY (%(names)s)
+ ORDER BY array_position(%(names)s, waha_message_id)
+ LIMIT 1;
+
+-- name: send_under_way
+-- A message to this contact that a worker is sending, whose name at the provider is not known yet. What waits longer is
+-- not under way any more.
+SELECT m.id
+  FROM messages m
+  JOIN conversations c
+    ON c.organization_id = m.organization_id
+   AND c.id = m.conversation_id
+ WHERE m.organization_id = %(organization_id)s
+   AND m.contact_id = %(contact_id)s
+   AND m.direction = 'out'
+   AND m.status IN ('queued', 'sending')
+   AND m.waha_message_id IS NULL
+   AND m.created_at > clock_timestamp() - interval '15 minutes'
+   AND (c.channel_id IS NULL OR c.channel_id = %(channel_id)s)
+ LIMIT 1;
 
 -- name: open_conversation
 -- The contact's open conversation on this channel, opened if there is none; `opened` says which it was.
@@ -218,7 +238,8 @@ VALUES (%(organization_id)s, %(conversation_id)s, %(contact_id)s, %(direction)s,
         (SELECT m.id
            FROM messages m
           WHERE m.organization_id = %(organization_id)s
-            AND m.waha_message_id = %(reply_to)s),
+            AND m.waha_message_id = ANY (%(reply_to)s)
+          LIMIT 1),
         %(waha_message_id)s, %(status)s, %(metadata)s, %(occurred_at)s)
 ON CONFLICT (organization_id, waha_message_id) DO NOTHING
 RETURNING id;
@@ -233,6 +254,31 @@ ON CONFLICT (organization_id, source, external_id) DO NOTHING
 RETURNING id;
 
 -- name: uninstall_channel
+-- name: session_changed
+-- The status before and the one now, when a session has another one. No row for what is known already, or older.
+WITH before AS (
+    SELECT status
+      FROM whatsapp_sessions
+     WHERE organization_id = %(organization_id)s
+       AND channel_id = %(channel_id)s
+       AND session = %(session)s
+       FOR UPDATE
+), now AS (
+    INSERT INTO whatsapp_sessions AS s (organization_id, channel_id, session, status, status_at)
+    VALUES (%(organization_id)s, %(channel_id)s, %(session)s, %(status)s, %(at)s)
+    ON CONFLICT (organization_id, channel_id, session) DO UPDATE
+        SET status = excluded.status,
+            status_at = excluded.status_at,
+            updated_at = clock_timestamp()
+      WHERE s.status_at < excluded.status_at
+    RETURNING status
+)
+SELECT before.status, now.status
+  FROM now
+  LEFT JOIN before
+    ON true
+ WHERE before.status IS DISTINCT FROM now.status;
+
 UPDATE channels
    SET status = 'uninstalled',
        updated_at = clock_timestamp()

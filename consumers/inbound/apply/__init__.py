@@ -18,6 +18,7 @@ from consumers.inbound.apply.contacts import Contacts
 from consumers.inbound.apply.messages import Messages
 from consumers.inbound.apply.orders import Orders, OrderUnknown
 from consumers.inbound.apply.privacy import Privacy
+from consumers.inbound.apply.sessions import Sessions
 from consumers.inbound.apply.writing import Applied, Part, Writing
 from consumers.worker import Context, Delivery
 from producers.ingest.normalize import facts as f
@@ -33,7 +34,7 @@ async def apply(
     orders = Orders(writing, wait_for_orders)
     events = ContactEvents(writing, orders)
     contacts = Contacts(writing, events)
-    messages = Messages(writing, contacts, events)
+    messages = Messages(writing, contacts, events, wait_for_orders)
     privacy = Privacy(writing, contacts)
 
     contact_id = await contacts.of(normalized.person)
@@ -61,6 +62,10 @@ async def apply(
                 await contacts.preference(fact)
             case f.NumberChanged():
                 await contacts.number_changed(fact)
+            case f.PersonNamed():
+                await contacts.named(fact)
+            case f.SessionChanged():
+                await Sessions(writing).changed(fact)
             case f.PrivacyRequest():
                 await privacy.request(fact)
             case f.ChannelUninstalled():

@@ -18,7 +18,7 @@ from producers.ingest.normalize import facts as f
 from schemas.contact_events import metric_of
 from schemas.events.contact_event import PROPERTIES
 
-_SOURCE_TYPES = {"whatsapp": "DIRECT"}
+_SOURCE_TYPES = {"whatsapp": "DIRECT", "waha": "DIRECT", "evolution": "DIRECT"}
 
 
 class ContactEvents:

@@ -14,6 +14,7 @@ from psycopg.types.json import Jsonb
 from consumers.inbound.apply.contact_events import ContactEvents
 from consumers.inbound.apply.writing import Writing
 from producers.ingest.normalize import facts as f
+from producers.ingest.normalize.keywords import StopWord
 
 
 class Contacts:
@@ -109,7 +110,7 @@ class Contacts:
             entity_id=str(contact_id),
         )
 
-    async def stopped(self, contact_id: UUID, keyword: str, at: datetime) -> None:
+    async def stopped(self, contact_id: UUID, said: StopWord, at: datetime) -> None:
         """The person wrote a word that ends all messages to it."""
         if not await self._set_state(contact_id, "blocked", at):
             return
@@ -117,9 +118,14 @@ class Contacts:
             "system.contact_blocked_by_stop",
             entity_kind="contact",
             entity_id=contact_id,
-            payload={"contact_id": str(contact_id), "keyword": keyword},
+            payload={"contact_id": str(contact_id), "keyword": said.keyword, "word": said.word},
         )
         await self._blocked(contact_id)
+
+    async def named(self, fact: f.PersonNamed) -> None:
+        """A name for somebody who is a contact already."""
+        if await self.find(fact.person) is not None:
+            await self.of(fact.person)
 
     async def preference(self, fact: f.Preference) -> None:
         contact_id = await self.of(fact.person)

@@ -1,12 +1,13 @@
 """Messages and conversations: what was written to us and by us, and what became of it.
 
 What must stay true: a message is stored once by the provider's id; a status is noted once, also before its message is
-known; statuses never go backwards (the ledger's own rule), and `failed` is kept.
+known; statuses never go backwards (the ledger's own rule), and `failed` is kept. A message of ours that comes back is
+never received, and is matched with its send: while one to the same contact is being sent, it waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -15,27 +16,39 @@ from psycopg.types.json import Jsonb
 
 from consumers.inbound.apply.contact_events import ContactEvents
 from consumers.inbound.apply.contacts import Contacts
-from consumers.inbound.apply.writing import Writing, cut
+from consumers.inbound.apply.writing import NotYet, Writing, cut
 from producers.emit import to_json
 from producers.ingest.normalize import facts as f
+from producers.ingest.normalize import jids
 
 # Statuses as the ledger knows them; 'played' is a voice message that was listened to, a reading of its own kind.
 _STATUS_KINDS = {"sent": "sent", "delivered": "delivered", "read": "read", "played": "read", "failed": "failed"}
 _STATUS_METRICS = {"delivered": "Message Delivered", "read": "Message Read", "failed": "Message Failed"}
 _TEMPLATE_METRICS = {"delivered": "Template Delivered", "read": "Template Read"}
+# Cloud API's ids are WhatsApp's own; a gateway's are the linked phone's.
+_NAMED_PER_DEVICE = frozenset({"waha", "evolution"})
 WINDOW_EXPIRED_CODE = "131047"
 
 
+class SendUnderWay(NotYet):
+    """A message of ours comes back while one to the same contact is being sent: the sender is about to name it."""
+
+    def __init__(self) -> None:
+        super().__init__("a message to this contact is being sent")
+
+
 class Messages:
-    def __init__(self, writing: Writing, contacts: Contacts, events: ContactEvents) -> None:
+    def __init__(self, writing: Writing, contacts: Contacts, events: ContactEvents, wait: bool) -> None:
         self._writing = writing
         self._contacts = contacts
         self._events = events
+        self._wait = wait
 
     async def incoming(self, message: f.IncomingMessage) -> None:
         contact_id = await self._contacts.of(message.person)
-        if contact_id is None or await self._known(message.wamid):
+        if contact_id is None or await self._known(message.wamid, *message.other_names):
             return
+        name = self._id(message.wamid)
         conversation_id = await self._conversation(contact_id, message.occurred_at, message.content.get("referral"))
         urls = [url for item in message.media if isinstance(url := item.get("url"), str)]
         message_id = await self._insert_message(
@@ -46,8 +59,8 @@ class Messages:
             message_type=message.kind,
             body=message.body,
             media_urls=urls,
-            reply_to=message.reply_to,
-            waha_message_id=message.wamid,
+            reply_to=self._ids(message.reply_to),
+            waha_message_id=name,
             metadata={**message.content, **({"media": list(message.media)} if message.media else {})},
             occurred_at=message.occurred_at,
         )
@@ -61,13 +74,11 @@ class Messages:
                 "contact_id": str(contact_id),
                 "body": message.body,
                 "media_urls": urls or None,
-                "waha_message_id": message.wamid,
+                "waha_message_id": name,
                 "message_id": str(message_id),
             },
         )
-        await self._message_fact(
-            contact_id, "received", "Message Received", message.wamid, message_id, message.occurred_at
-        )
+        await self._message_fact(contact_id, "received", "Message Received", name, message_id, message.occurred_at)
         if message.stop_word is not None:
             await self._contacts.stopped(contact_id, message.stop_word, message.occurred_at)
 
@@ -75,6 +86,9 @@ class Messages:
         contact_id = await self._contacts.of(message.person)
         if contact_id is None or await self._known(message.wamid):
             return
+        if message.through_api and self._wait and await self._under_way(contact_id):
+            raise SendUnderWay()
+        name = self._id(message.wamid)
         conversation_id = await self._conversation(contact_id, message.occurred_at, None)
         message_id = await self._insert_message(
             conversation_id,
@@ -84,16 +98,28 @@ class Messages:
             message_type=message.kind,
             body=message.body,
             media_urls=[],
-            reply_to=None,
-            waha_message_id=message.wamid,
+            reply_to=[],
+            waha_message_id=name,
             metadata=dict(message.content),
             occurred_at=message.occurred_at,
         )
-        await self._sent(message_id, conversation_id, contact_id, message.body, message.wamid)
-        await self._message_fact(contact_id, "sent", "Message Sent", message.wamid, message_id, message.occurred_at)
+        await self._sent(message_id, conversation_id, contact_id, message.body, name)
+        await self._message_fact(contact_id, "sent", "Message Sent", name, message_id, message.occurred_at)
 
-    async def _known(self, wamid: str) -> bool:
-        return await self._writing.one("message", waha_message_id=wamid) is not None
+    def _id(self, name: str) -> str:
+        """A message's id in the ledger, which is one for all connections of the organization."""
+        part = self._writing.part
+        return jids.ledger_id(name, part.channel_id) if part.source in _NAMED_PER_DEVICE else name
+
+    def _ids(self, names: Iterable[str]) -> list[str]:
+        return [self._id(name) for name in names]
+
+    async def _known(self, *names: str) -> bool:
+        return await self._writing.one("message", names=self._ids(names)) is not None
+
+    async def _under_way(self, contact_id: UUID) -> bool:
+        channel_id = self._writing.part.channel_id
+        return await self._writing.one("send_under_way", contact_id=contact_id, channel_id=channel_id) is not None
 
     async def _conversation(self, contact_id: UUID, at: datetime, referral: Any) -> UUID:
         """The open conversation, opened by this message if there is none."""
@@ -163,14 +189,15 @@ class Messages:
 
     async def change(self, change: f.MessageChange) -> None:
         await self._contacts.of(change.person)
-        row = await self._writing.one("message", waha_message_id=change.wamid)
+        names = self._ids((change.wamid, *change.other_names))
+        row = await self._writing.one("message", names=names)
         stored = await self._writing.one(
             "insert_message_event",
             message_id=None if row is None else row[0],
-            waha_message_id=change.wamid,
+            waha_message_id=names[0] if row is None else row[6],
             kind=change.kind,
             source=self._writing.part.source,
-            external_id=f"{change.kind}:{change.change_id}",
+            external_id=f"{change.kind}:{self._id(change.change_id)}",
             error_code=None,
             error_message=None,
             retryable=None,
@@ -183,16 +210,17 @@ class Messages:
         kind = _STATUS_KINDS.get(status.status)
         if kind is None:  # 'deleted' and 'warning' of old versions: nothing becomes of them
             return
-        row = await self._writing.one("message", waha_message_id=status.wamid)
-        message_id, conversation_id, contact_id, before, template_id, body = row or (None,) * 6
+        name = self._id(status.wamid)
+        row = await self._writing.one("message", names=[name])
+        message_id, conversation_id, contact_id, before, template_id, body, _ = row or (None,) * 7
         stored = await self._writing.one(
             "insert_message_event",
             message_id=message_id,
-            waha_message_id=status.wamid,
+            waha_message_id=name,
             kind=kind,
             source=self._writing.part.source,
             # 'played' after 'read' is one reading
-            external_id=f"{kind}:{status.wamid}",
+            external_id=f"{kind}:{name}",
             error_code=cut(status.error_code, 100),
             error_message=cut(status.error_message, 1000),
             retryable=status.retryable if kind == "failed" else None,
@@ -208,7 +236,7 @@ class Messages:
         metrics = _STATUS_METRICS | (_TEMPLATE_METRICS if template_id is not None else {})
         if kind in metrics:
             await self._message_fact(
-                contact_id, kind, metrics[kind], status.wamid, message_id, status.occurred_at, status.error_code
+                contact_id, kind, metrics[kind], name, message_id, status.occurred_at, status.error_code
             )
 
     async def _status_event(
@@ -225,7 +253,7 @@ class Messages:
         payload: dict[str, Any] = {"message_id": str(message_id)}
         if kind == "sent":
             if before in ("queued", "sending"):
-                await self._sent(message_id, conversation_id, contact_id, body, status.wamid)
+                await self._sent(message_id, conversation_id, contact_id, body, self._id(status.wamid))
             return
         if kind == "failed":
             payload |= {

@@ -12,14 +12,14 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from consumers.inbound.apply.writing import Writing, cut
+from consumers.inbound.apply.writing import NotYet, Writing, cut
 from producers.emit import to_json
 from producers.ingest.normalize import facts as f
 from producers.ingest.normalize.money import to_minor
 
 
-class OrderUnknown(Exception):
-    """A fact names an order that is not here yet: it may be on its way. A failed attempt: the backoff waits for it."""
+class OrderUnknown(NotYet):
+    """A fact names an order that is not here yet."""
 
     def __init__(self) -> None:
         super().__init__("the order is not known yet")

@@ -41,6 +41,10 @@ class Part:
     received_at: datetime
 
 
+class NotYet(Exception):
+    """Something that this delivery is about is on its way: a failed attempt, and the backoff waits for it."""
+
+
 class Writing:
     """One delivery being written down."""
 

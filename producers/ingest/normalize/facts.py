@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from producers.ingest.normalize import phone as phones
+from producers.ingest.normalize.keywords import StopWord
 
 MAX_EMAIL = 320
 
@@ -54,7 +55,6 @@ class Person:
 
 
 @dataclass(frozen=True)
-@dataclass(frozen=True)
 class OrderReference:
     """An order by what a delivery knows of it. Its contact counts before the one that the delivery itself names."""
 
@@ -67,6 +67,7 @@ class OrderReference:
     """Whether the fact waits for an order that is not here yet."""
 
 
+@dataclass(frozen=True)
 class ContactEvent:
     """A fact about a contact: one row of contact_events, by its contact event type, its metric, or both."""
 
@@ -85,9 +86,9 @@ class ContactEvent:
     """The order whose contact it is about."""
     of_payment: str | None = None
     """Likewise, the payment (object_id_ref) of a fact recorded before."""
-
     of_person: Person | None = None
     """Whom it is about, when one delivery is about several people."""
+
     @property
     def external_id(self) -> str:
         return f"{self.fact}:{self.source_id}"
@@ -131,9 +132,9 @@ class OrderState:
     updated_at: datetime
     tracking: Mapping[str, Any] | None = None
     lines: tuple[OrderLine, ...] = ()
-
     of_person: Person | None = None
     """Whose it is, when one delivery is about several people."""
+
 
 @dataclass(frozen=True)
 class OrderEvent:
@@ -169,19 +170,23 @@ class IncomingMessage:
 
     person: Person
     wamid: str
+    """The message's name at the sender; other messages' facts find it by that."""
     kind: str
     body: str | None
     media: tuple[Mapping[str, Any], ...]
-    reply_to: str | None
+    reply_to: tuple[str, ...]
+    """The names that the answered message may have."""
     content: Mapping[str, Any]
     """What the type carries besides text: a location, a reply's id, an ad's referral."""
     occurred_at: datetime
-    stop_word: Literal["STOP", "SAIR"] | None = None
+    stop_word: StopWord | None = None
+    other_names: tuple[str, ...] = ()
+    """Names that the same message may have come under before."""
 
 
 @dataclass(frozen=True)
 class OutgoingMessage:
-    """The business wrote from the phone itself (an echo)."""
+    """The business wrote: from the phone itself, or by a call whose answer may still be on its way (an echo)."""
 
     person: Person
     wamid: str
@@ -189,6 +194,8 @@ class OutgoingMessage:
     body: str | None
     content: Mapping[str, Any]
     occurred_at: datetime
+    through_api: bool = False
+    """The gateway also echoes what was sent by its API: this may be a message of ours that has no name yet."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +208,8 @@ class MessageChange:
     kind: Literal["edited", "revoked", "reaction"]
     content: Mapping[str, Any]
     occurred_at: datetime
+    other_names: tuple[str, ...] = ()
+    """Names that the changed message may have instead."""
 
 
 @dataclass(frozen=True)
@@ -236,6 +245,22 @@ class NumberChanged:
 
 
 @dataclass(frozen=True)
+class PersonNamed:
+    """What the address book of a phone calls somebody. Makes no contact: most of them never wrote."""
+
+    person: Person
+
+
+@dataclass(frozen=True)
+class SessionChanged:
+    """A gateway's connection to WhatsApp has this status since `occurred_at`."""
+
+    session: str
+    status: str
+    occurred_at: datetime
+
+
+@dataclass(frozen=True)
 class PrivacyRequest:
     """The person asks for its data, or to be erased. An unknown person is a success, recorded."""
 
@@ -262,6 +287,8 @@ Fact = (
     | MessageStatus
     | Preference
     | NumberChanged
+    | PersonNamed
+    | SessionChanged
     | PrivacyRequest
     | ChannelUninstalled
 )

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
 
 # Clocks of senders run ahead a little; what lies further in the future is no time of a fact.
 FUTURE_TOLERANCE = timedelta(days=1)
 _EARLIEST = datetime(1990, 1, 1, tzinfo=UTC)
+_HOUR = timedelta(hours=1)
+_WIDEST_ZONE = timedelta(hours=15)
+_CLOCKS_APART = timedelta(minutes=5)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -46,6 +51,31 @@ def from_epoch_ms(value: int | str | None) -> datetime | None:
         return _EPOCH + timedelta(milliseconds=value)
     except OverflowError:
         return None
+
+
+def from_epoch_long_s(value: Any) -> datetime | None:
+    """Seconds since 1970 in any of the forms of a 64-bit number: whole, with a fraction, text, `{low, high}`."""
+    if isinstance(value, dict):
+        low, high = value.get("low"), value.get("high")
+        if type(low) is not int or type(high) is not int:
+            return None
+        value = (high << 32) + (low & 0xFFFFFFFF)
+    if isinstance(value, Decimal):
+        return from_epoch_ms(int(value * 1000)) if value.is_finite() and abs(value) < 10**12 else None
+    return from_epoch_s(value) if isinstance(value, int | str) else None
+
+
+def from_local_marked_utc(text: str | None, received_at: datetime) -> datetime | None:
+    """ISO text in the sender's local time that says Z all the same, told by when it came: the whole hours between are
+    its zone. What came more than 15 hours apart is taken as it says."""
+    moment = from_iso(text)
+    if moment is None:
+        return None
+    apart = received_at - moment
+    if abs(apart) > _WIDEST_ZONE:
+        return moment
+    # Its clock may be a little ahead of ours; it never sends what has not happened yet.
+    return moment + (apart + _CLOCKS_APART) // _HOUR * _HOUR
 
 
 def occurred(moment: datetime | None, received_at: datetime) -> datetime:

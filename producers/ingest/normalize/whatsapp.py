@@ -11,8 +11,8 @@ number. Times are text with epoch seconds, in preferences a number.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, Literal
 
 from producers.ingest.normalize import moments
@@ -20,7 +20,6 @@ from producers.ingest.normalize import phone as phones
 from producers.ingest.normalize.document import Document
 from producers.ingest.normalize.facts import (
     Context,
-    Fact,
     Identity,
     IncomingMessage,
     MessageChange,
@@ -31,18 +30,16 @@ from producers.ingest.normalize.facts import (
     Person,
     Preference,
     external_identity,
-    ignored,
     person,
-    processed,
-    unrecognised,
 )
+from producers.ingest.normalize.gathered import Gathered
+from producers.ingest.normalize.keywords import STOPPING_KINDS, stop_word
 
 SOURCE = "whatsapp"
 MAX_BODY = 65536
 
 # Trying again can help: rate limits and what the provider calls temporary. All else fails the same way next time.
 RETRYABLE_CODES = frozenset({"130429", "131056", "131048", "80007", "131000", "131016", "1", "2"})
-STOP_WORDS: Mapping[str, Literal["STOP", "SAIR"]] = {"STOP": "STOP", "SAIR": "SAIR"}
 
 _STATUSES: Mapping[str, Literal["sent", "delivered", "read", "played", "failed", "deleted", "warning"]] = {
     "sent": "sent",
@@ -54,68 +51,72 @@ _STATUSES: Mapping[str, Literal["sent", "delivered", "read", "played", "failed",
     "warning": "warning",
 }
 _MEDIA = ("image", "video", "audio", "document", "sticker")
+_CHANGES = frozenset({"edit", "revoke", "reaction"})
 _CONSENT = {"stop": False, "resume": True, "signup": True}
 _ABOUT_ACCOUNTS = (
     "account_", "business_", "phone_number_", "message_template_", "template_", "security", "flows", "payment_",
 )  # fmt: skip
+# Old chats of a number that was on the phone app, its address book; calls; groups, which are nobody.
+_PASSED_OVER: Mapping[str, str] = {
+    "history": "history",
+    "smb_app_state_sync": "address_book",
+    "calls": "call",
+    "group_lifecycle_update": "group",
+    "group_participants_update": "group",
+    "group_settings_update": "group",
+    "group_status_update": "group",
+}
 
 
 def normalize(document: Document, headers: Mapping[str, str], context: Context) -> Normalized:
     """The facts of one number's changes."""
-    facts: list[Fact] = []
-    kinds: Counter[str] = Counter()
-    unknown: Counter[str] = Counter()
+    found = Gathered()
     about_accounts: set[str] = set()
     for entry in document.children("entry"):
         for change in entry.children("changes"):
             field = change.text("field") or "unknown"
             handler = _FIELDS.get(field)
             if handler is not None:
-                for kind, fact in handler(change.child("value"), context):
-                    if fact is None:
-                        unknown[kind] += 1
-                    else:
-                        kinds[kind] += 1
-                        facts.append(fact)
+                handler(change.child("value"), context, found)
             elif field.startswith(_ABOUT_ACCOUNTS):
                 about_accounts.add(field)
+            elif field in _PASSED_OVER:
+                found.nothing(_PASSED_OVER[field])
             else:
-                unknown[field] += 1
-    if facts:
-        reason = "+".join(sorted(kinds))
-        return processed(f"{reason},not_understood:{unknown.total()}" if unknown else reason, *facts)
-    if unknown:
-        return unrecognised(f"unknown_shape:{','.join(sorted(unknown))}"[:255])
+                found.unknown(field)
     if about_accounts:
-        return ignored(f"about_the_account:{','.join(sorted(about_accounts))}"[:255])
-    return unrecognised("unknown_shape:entry")
+        found.nothing(f"about_the_account:{','.join(sorted(about_accounts))}")
+    return found.outcome("entry")
 
 
-Found = Iterator[tuple[str, Fact | None]]
-"""A kind and its fact; None for what is not understood."""
-
-
-def _messages(value: Document, context: Context) -> Found:
+def _messages(value: Document, context: Context, found: Gathered) -> None:
     names = _Names(value)
+    beside = [error.value for error in value.children("errors")]
     for message in value.children("messages"):
-        yield _message(message, names, context)
+        _message(message, names, beside, context, found)
     for echo in value.children("message_echoes"):
-        yield "echo", _echo(echo, context)
+        _echo(echo, context, found)
     for status in value.children("statuses"):
-        yield "status", _status(status, names, context)
+        known = _status(status, names, context)
+        found.fact("status", known) if known is not None else found.unknown("status")
     if not any(isinstance(value.raw(name), list) for name in ("messages", "message_echoes", "statuses")):
-        yield ("errors" if isinstance(value.raw("errors"), list) else "value"), None
+        if beside:
+            # Errors alone are about the number or the app, not about a message of anybody's.
+            codes = sorted({str(error.get("code")) for error in beside})
+            found.nothing(f"provider_errors:{','.join(codes)}")
+        else:
+            found.unknown("value")
 
 
-def _preferences(value: Document, context: Context) -> Found:
+def _preferences(value: Document, context: Context, found: Gathered) -> None:
     names = _Names(value)
     for preference in value.children("user_preferences"):
         granted = _CONSENT.get((preference.text("value") or "").lower())
         who = names.person(preference.identifier("wa_id"), preference.identifier("user_id"))
         if granted is None or not who:
-            yield "preference", None
+            found.unknown("preference")
             continue
-        yield (
+        found.fact(
             "preference",
             Preference(
                 person=who,
@@ -126,7 +127,7 @@ def _preferences(value: Document, context: Context) -> Found:
         )
 
 
-_FIELDS: Mapping[str, Callable[[Document, Context], Found]] = {
+_FIELDS: Mapping[str, Callable[[Document, Context, Gathered], None]] = {
     "messages": _messages,
     "smb_message_echoes": _messages,
     "user_preferences": _preferences,
@@ -165,35 +166,45 @@ def _phone(wa_id: str | None) -> Identity | None:
     return Identity("phone", number, as_received=wa_id) if number else None
 
 
-def _message(message: Document, names: _Names, context: Context) -> tuple[str, Fact | None]:
+def _message(message: Document, names: _Names, beside: list[Any], context: Context, found: Gathered) -> None:
     kind = message.text("type") or "unknown"
     wamid = message.identifier("id")
     who = names.person(message.identifier("from"), message.identifier("from_user_id"))
+    if "group_id" in message:
+        found.nothing("group")
+        return
     if wamid is None or not who:
-        return "message", None
+        found.unknown("message")
+        return
     at = moments.occurred(moments.from_epoch_s(message.raw("timestamp")), context.received_at)
     if kind == "system":
-        return "number_changed", _system(message.child("system"), who, at)
-    if kind in ("edit", "revoke", "reaction"):
-        return _change(kind, message, who, wamid, at)
+        _system(message.child("system"), who, at, found)
+        return
+    if kind in _CHANGES:
+        _change(kind, message, who, wamid, at, found)
+        return
     body, media, content = _said(kind, message)
+    if beside and kind in ("unsupported", "unknown") and not content.get("errors"):
+        content["errors"] = beside
     replied = message.child("context")
     if referral := message.child("referral").value:
         content["referral"] = referral
     for flag in ("forwarded", "frequently_forwarded"):
         if replied.flag(flag):
             content[flag] = True
-    word = (body or "").strip().upper() if kind == "text" else ""
-    return "message", IncomingMessage(
-        person=who,
-        wamid=wamid,
-        kind=kind[:100],
-        body=body,
-        media=media,
-        reply_to=replied.identifier("id"),
-        content=content,
-        occurred_at=at,
-        stop_word=STOP_WORDS.get(word),
+    found.fact(
+        "message",
+        IncomingMessage(
+            person=who,
+            wamid=wamid,
+            kind=kind[:100],
+            body=body,
+            media=media,
+            reply_to=(answered,) if (answered := replied.identifier("id")) else (),
+            content=content,
+            occurred_at=at,
+            stop_word=stop_word(body) if kind in STOPPING_KINDS else None,
+        ),
     )
 
 
@@ -244,11 +255,12 @@ def _interactive(part: Document) -> tuple[str | None, dict[str, Any]]:
     return reply.text("title", "body"), content
 
 
-def _change(kind: str, message: Document, who: Person, wamid: str, at: Any) -> tuple[str, Fact | None]:
+def _change(kind: str, message: Document, who: Person, wamid: str, at: datetime, found: Gathered) -> None:
     part = message.child(kind)
     target = part.identifier("message_id") if kind == "reaction" else part.identifier("original_message_id")
     if target is None:
-        return kind, None
+        found.unknown(kind)
+        return
     content: dict[str, Any] = {}
     named: Literal["edited", "revoked", "reaction"]
     if kind == "reaction":
@@ -262,33 +274,43 @@ def _change(kind: str, message: Document, who: Person, wamid: str, at: Any) -> t
         content = {"type": inner, "body": edited.child(inner).text("body", "caption")}
     else:
         named = "revoked"
-    return kind, MessageChange(person=who, wamid=target, change_id=wamid, kind=named, content=content, occurred_at=at)
+    change = MessageChange(person=who, wamid=target, change_id=wamid, kind=named, content=content, occurred_at=at)
+    found.fact(kind, change)
 
 
-def _system(system: Document, who: Person, at: Any) -> NumberChanged | None:
+def _system(system: Document, who: Person, at: datetime, found: Gathered) -> None:
+    """The person has a new number, or a new device ("identity"), which changes nothing here."""
+    kind = system.text("type") or ""
     new = _phone(system.identifier("wa_id") or system.identifier("new_wa_id"))
-    if new is None or (system.text("type") or "") not in ("user_changed_number", "customer_changed_number"):
-        return None
-    return NumberChanged(person=who, new_identity=new, occurred_at=at)
+    if kind in ("user_changed_number", "customer_changed_number") and new is not None:
+        found.fact("number_changed", NumberChanged(person=who, new_identity=new, occurred_at=at))
+    elif kind in ("customer_identity_changed", "user_identity_changed"):
+        found.nothing("identity_changed")
+    else:
+        found.unknown("system")
 
 
-def _echo(echo: Document, context: Context) -> OutgoingMessage | None:
+def _echo(echo: Document, context: Context, found: Gathered) -> None:
     """The business wrote from the phone app: sent, not received."""
     wamid = echo.identifier("id")
     who = person(external_identity(SOURCE, echo.identifier("to_user_id")), _phone(echo.identifier("to")))
+    if "group_id" in echo:
+        found.nothing("group")
+        return
     if wamid is None or not who:
-        return None
+        found.unknown("echo")
+        return
     kind = echo.text("type") or "unknown"
+    at = moments.occurred(moments.from_epoch_s(echo.raw("timestamp")), context.received_at)
+    if kind in _CHANGES:
+        _change(kind, echo, who, wamid, at, found)
+        return
     body, media, content = _said(kind, echo)
     if media:
         content["media"] = list(media)
-    return OutgoingMessage(
-        person=who,
-        wamid=wamid,
-        kind=kind[:100],
-        body=body,
-        content=content,
-        occurred_at=moments.occurred(moments.from_epoch_s(echo.raw("timestamp")), context.received_at),
+    found.fact(
+        "echo",
+        OutgoingMessage(person=who, wamid=wamid, kind=kind[:100], body=body, content=content, occurred_at=at),
     )
 
 

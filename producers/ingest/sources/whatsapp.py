@@ -84,7 +84,9 @@ def _number(entry: dict[str, Any], change: dict[str, Any]) -> str | None:
 
 def _items(change: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What a change holds: kind, and a name that is the same each time Meta sends it."""
-    value = change.get("value")
+    value, field = change.get("value"), change.get("field")
+    # The same message told as history, or as an echo, is another thing that is said of it.
+    told_as = "" if field == "messages" else f"{field}:"
     named = False
     if isinstance(value, dict):
         for kind in ("messages", "message_echoes", "statuses"):
@@ -92,7 +94,7 @@ def _items(change: dict[str, Any]) -> Iterator[tuple[str, str]]:
             for item in items if isinstance(items, list) else []:
                 if isinstance(item, dict) and isinstance(item.get("id"), str):
                     named = True
-                    yield kind, f"{kind}:{item['id']}:{item.get('status', '')}"
+                    yield kind, f"{told_as}{kind}:{item['id']}:{item.get('status', '')}"
     if not named:
         yield "other", f"{change.get('field')}:{sha256(json.dumps(change, sort_keys=True).encode())}"
 

@@ -14,7 +14,7 @@ from afluente import postgres
 from afluente.clock import SystemClock
 from afluente.secrets import Keyring
 from consumers import Delivery
-from consumers.inbound.apply import OrderUnknown
+from consumers.inbound.apply.writing import NotYet
 from consumers.runtime.context import HandlerContext
 from consumers.workers.webhook_normalize import WebhookNormalizeWorker
 from producers.ingest import channels, store
@@ -27,6 +27,8 @@ SIGN = {
     "nuvemshop": signing.nuvemshop,
     "stripe": signing.stripe,
     "whatsapp": signing.whatsapp,
+    "waha": signing.waha,
+    "evolution": signing.evolution,
 }
 
 
@@ -87,7 +89,7 @@ class Inbound:
             return [Event(**{name: row[name] for name in _EVENT}) for row in rows if row["id"] not in self._handled]
 
     async def work(self):
-        """Handle everything that waits. What needs an order that is not there yet comes again after all others."""
+        """Handle everything that waits. What needs something that is not there yet comes again after all others."""
         waiting = deque((event, 1) for event in self.pending())
         while waiting:
             event, attempt = waiting.popleft()
@@ -97,7 +99,7 @@ class Inbound:
                     continue
             try:
                 await self.handle(event, attempt)
-            except OrderUnknown:
+            except NotYet:
                 waiting.append((event, attempt + 1))
 
     async def handle(self, event, attempt=1):

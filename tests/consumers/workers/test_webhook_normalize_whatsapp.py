@@ -236,13 +236,28 @@ async def test_echo_of_the_phone_app_is_sent_not_received(inbound, channel):
     assert inbound.facts()[-1] == "sent:x1"
 
 
-@pytest.mark.parametrize(("word", "stops"), [("SAIR", True), (" stop ", True), ("sair daqui", False), ("pare", False)])
-async def test_word_that_stops_blocks_once(inbound, channel, word, stops):
+@pytest.mark.parametrize(
+    ("word", "keyword"),
+    [("SAIR", "SAIR"), (" stop ", "STOP"), ("¡Párar!", "SAIR"), ("baja", "STOP"), ("sair daqui", None)],
+)
+async def test_word_that_stops_blocks_once(inbound, channel, word, keyword):
     await play(inbound, channel, post([text("w1", word)]), post([text("w2", word, at=1_700_000_900)]))
-    assert inbound.emitted().count("system.contact_blocked_by_stop") == int(stops)
-    assert inbound.emitted().count("contact.blocked") == int(stops)
-    state = inbound.rows("SELECT subscriber_state FROM contacts")[0]["subscriber_state"]
-    assert state == ("blocked" if stops else "unknown")
+    (contact,) = inbound.rows("SELECT id, subscriber_state FROM contacts")
+    blocked = inbound.emitted("system.contact_blocked_by_stop")
+    assert [(one["contact_id"], one["keyword"]) for one in blocked] == [(str(contact["id"]), keyword)] * bool(keyword)
+    assert inbound.emitted("contact.blocked") == [{"reason": "stop"}] * bool(keyword)
+    assert contact["subscriber_state"] == ("blocked" if keyword else "unknown")
+
+
+async def test_menu_of_the_bot_does_not_stop_but_a_templates_button_does(inbound, channel):
+    reply = {"type": "button_reply", "button_reply": {"id": "1", "title": "Sair"}}
+    said = {"from": ANA, "id": "w1", "timestamp": "1700000000"}
+    await play(inbound, channel, post([said | {"type": "interactive", "interactive": reply}]))
+    assert inbound.emitted("contact.blocked") == []
+    await play(
+        inbound, channel, post([said | {"id": "w2", "type": "button", "button": {"text": "Parar", "payload": "x"}}])
+    )
+    assert inbound.emitted("contact.blocked") == [{"reason": "stop"}]
 
 
 async def test_preferences_are_consent_and_an_older_one_changes_nothing(inbound, channel):
@@ -322,6 +337,52 @@ async def test_what_is_not_understood_does_not_stop_the_rest(inbound, channel):
     assert inbound.outcomes() == [("processed", "message,not_understood:2")]
     await play(inbound, channel, {"entry": [{"changes": [{"field": "messages", "value": 7}]}]})
     assert inbound.outcomes()[-1] == ("unrecognised", "unknown_shape:value")
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        ({"errors": [{"code": 130429, "title": "Rate limit hit"}]}, ("ignored", "provider_errors:130429")),
+        ({"messages": [text("w1", group_id="120363")]}, ("ignored", "group")),
+        (
+            {"messages": [{"from": ANA, "id": "s1", "timestamp": "1", "type": "system", "system": {
+                "type": "customer_identity_changed", "identity": "x"}}]},
+            ("ignored", "identity_changed"),
+        ),
+    ],
+)  # fmt: skip
+async def test_understood_and_nothing_for_us(inbound, channel, change, outcome):
+    await play(inbound, channel, post(**change, contacts=[{}]))
+    assert inbound.outcomes() == [outcome]
+    assert inbound.rows("SELECT FROM contacts") == []
+
+
+async def test_history_of_a_phone_is_no_new_message(inbound, channel):
+    for field in ("history", "smb_app_state_sync"):
+        body = post([text("w1")])
+        body["entry"][0]["changes"][0]["field"] = field
+        await play(inbound, channel, body)
+    assert inbound.outcomes() == [("ignored", "history"), ("ignored", "address_book")]
+    assert inbound.emitted() == []
+
+
+async def test_errors_beside_an_unsupported_message_are_kept_with_it(inbound, channel):
+    message = {"from": ANA, "id": "w1", "timestamp": "1", "type": "unsupported"}
+    await play(inbound, channel, post([message], errors=[{"code": 131051, "title": "unsupported"}]))
+    (stored,) = inbound.rows("SELECT metadata FROM messages")
+    assert stored["metadata"]["errors"][0]["code"] == 131051
+
+
+async def test_message_taken_back_on_the_phone_is_no_message(inbound, channel):
+    echo = {"from": "551130000010", "to": ANA, "timestamp": "1700000000"}
+    sent = echo | {"id": "x1", "type": "text", "text": {"body": "oi"}}
+    body = post(message_echoes=[sent, echo | {"id": "x2", "type": "revoke", "revoke": {"original_message_id": "x1"}}])
+    body["entry"][0]["changes"][0]["field"] = "smb_message_echoes"
+    await play(inbound, channel, body)
+    assert inbound.rows("SELECT waha_message_id FROM messages") == [{"waha_message_id": "x1"}]
+    assert inbound.rows("SELECT kind, waha_message_id FROM message_events") == [
+        {"kind": "revoked", "waha_message_id": "x1"}
+    ]
 
 
 async def test_time_far_ahead_or_absurd_is_when_it_came(inbound, channel):

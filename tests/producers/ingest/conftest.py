@@ -73,6 +73,24 @@ def stripe(body, secret=SECRET, at=None, **headers):
     return {"Stripe-Signature": f"t={at},v1={digest}"} | headers
 
 
+def waha(body, secret=SECRET, **headers):
+    digest = hmac.new(secret, body, hashlib.sha512).hexdigest()
+    return {"X-Webhook-Hmac": digest, "X-Webhook-Hmac-Algorithm": "sha512"} | headers
+
+
+def evolution(body, secret=SECRET, **headers):
+    return {"X-Webhook-Secret": secret.decode()} | headers
+
+
+def jwt(secret=SECRET, algorithm="HS256", **claims):
+    """A token as Evolution makes it: for ten minutes."""
+    now = int(time.time())
+    parts = [{"alg": algorithm, "typ": "JWT"}, {"iat": now, "exp": now + 600, "app": "evolution"} | claims]
+    signed = b".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts)
+    digest = base64.urlsafe_b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).rstrip(b"=")
+    return f"{signed.decode()}.{digest.decode()}"
+
+
 @dataclass
 class Web:
     """A running receiver. `post` returns status and text."""

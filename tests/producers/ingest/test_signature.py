@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import hmac
+import json
 
 import pytest
 
@@ -20,6 +21,84 @@ STRIPE_AT = 1_700_000_000
 
 def stripe(body, header, secrets):
     return signature.stripe(body, header, secrets, STRIPE_AT)
+
+
+WAHA_BODY = b'{"event":"message","session":"default","engine":"WEBJS"}'
+WAHA = (
+    "208f8a55dde9e05519e898b10b89bf0d0b3b0fdf11fdbf09b6b90476301b98d8"
+    "097c462b2b17a6ce93b6b47a136cf2e78a33a63f6752c2c1631777076153fa89"
+)
+NOW = 1_700_000_000
+
+
+def waha(body, header, secrets):
+    return signature.waha(body, header, "sha512", str(NOW * 1000), secrets, NOW)
+
+
+def jwt(head, claims, secret=SECRET):
+    signed = b".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in (head, claims))
+    digest = base64.urlsafe_b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).rstrip(b"=")
+    return (signed + b"." + digest).decode()
+
+
+HS256 = {"alg": "HS256", "typ": "JWT"}
+
+
+def test_published_vector_of_waha_passes():
+    assert waha(WAHA_BODY, WAHA, [b"another", b"my-secret-key"]).ok
+    assert waha(WAHA_BODY, WAHA.upper(), [b"my-secret-key"]).ok
+    assert waha(WAHA_BODY + b" ", WAHA, [b"my-secret-key"]).reason == "signature_mismatch"
+    assert waha(WAHA_BODY, WAHA[:64], [b"my-secret-key"]).reason == "signature_malformed"
+    assert waha(WAHA_BODY, None, [b"my-secret-key"]).reason == "signature_missing"
+    assert waha(WAHA_BODY, WAHA, []).reason == "secret_unset"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "timestamp", "reason"),
+    [
+        ("sha512", None, None),
+        (None, None, None),
+        ("SHA512", str((NOW - 3600) * 1000), None),
+        ("sha256", str(NOW * 1000), "algorithm_unknown"),
+        ("sha512", str((NOW - 90_000) * 1000), "timestamp_too_old"),
+        ("sha512", str((NOW + 90_000) * 1000), "timestamp_too_old"),
+        ("sha512", "-1", "timestamp_malformed"),
+        ("sha512", "9" * 400, "timestamp_malformed"),
+    ],
+)
+def test_algorithm_and_clock_of_waha(algorithm, timestamp, reason):
+    assert signature.waha(WAHA_BODY, WAHA, algorithm, timestamp, [b"my-secret-key"], NOW).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("token", "reason"),
+    [
+        (jwt(HS256, {"iat": NOW, "exp": NOW + 600}), None),
+        # a repeat of half an hour ago carries the first one's
+        (jwt(HS256, {"exp": NOW - 1700}), None),
+        (jwt(HS256, {"exp": NOW - 2000}), "token_too_old"),
+        (jwt(HS256, {"exp": NOW + 600, "nbf": NOW + 9999}), "token_too_new"),
+        (jwt(HS256, {"iat": NOW}), "token_malformed"),
+        (jwt(HS256, {"exp": str(NOW)}), "token_malformed"),
+        (jwt(HS256, {"exp": 1e999}), "token_malformed"),
+        (jwt(HS256, {"exp": NOW + 600}, b"not ours"), "token_mismatch"),
+        (jwt({"alg": "none"}, {"exp": NOW + 600}), "algorithm_unknown"),
+        (jwt({"alg": "HS512"}, {"exp": NOW + 600}), "algorithm_unknown"),
+        (jwt(HS256 | {"crit": ["exp"]}, {"exp": NOW + 600}), "algorithm_unknown"),
+        (jwt(HS256, {"exp": NOW + 600}).rpartition(".")[0] + ".", "token_malformed"),
+        (jwt([], {"exp": NOW}), "token_malformed"),
+        ("a.b", "token_malformed"),
+        ("é.é.é", "token_malformed"),
+        ("", "token_missing"),
+        (None, "token_missing"),
+    ],
+)
+def test_json_web_token(token, reason):
+    assert signature.jwt_hs256(token, [OTHER, SECRET], NOW).reason == reason
+
+
+def test_json_web_token_of_no_secret():
+    assert signature.jwt_hs256(jwt(HS256, {"exp": NOW + 600}, b""), [b""], NOW).reason == "secret_unset"
 
 
 VECTORS = {
