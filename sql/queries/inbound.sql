@@ -253,7 +253,6 @@ VALUES (%(organization_id)s, %(message_id)s, %(waha_message_id)s, %(kind)s, %(so
 ON CONFLICT (organization_id, source, external_id) DO NOTHING
 RETURNING id;
 
--- name: uninstall_channel
 -- name: session_changed
 -- The status before and the one now, when a session has another one. No row for what is known already, or older.
 WITH before AS (
@@ -280,6 +279,7 @@ SELECT before.status, now.status
  WHERE before.status IS DISTINCT FROM now.status;
 
 UPDATE channels
+-- name: uninstall_channel
    SET status = 'uninstalled',
        updated_at = clock_timestamp()
  WHERE organization_id = %(organization_id)s
