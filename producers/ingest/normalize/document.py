@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, NoReturn
 
+import msgspec
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{0,20})?\Z")
 
@@ -26,6 +28,8 @@ class Malformed(Exception):
 
 class Document:
     """One JSON object and where it stood in the body."""
+
+    __slots__ = ("path", "value")
 
     def __init__(self, value: dict[str, Any], path: str = "") -> None:
         self.value = value
@@ -114,14 +118,31 @@ def read_document(body: bytes) -> Document | None:
     NUL and lone surrogates, which no Postgres text holds, become U+FFFD.
     """
     try:
-        value = json.loads(body, parse_float=Decimal, parse_constant=_refuse)
+        value = _exact.decode(body)
+        if b"\\u0000" in body:
+            value = _clean(value)
+    except (ValueError, ArithmeticError, RecursionError):
+        value = _read_leniently(body)
+    return Document(value) if isinstance(value, dict) else None
+
+
+_exact = msgspec.json.Decoder(float_hook=Decimal)
+
+
+def _read_leniently(body: bytes) -> Any:
+    """What the strict reader refuses: UTF-16, half a surrogate pair, a number beyond all bounds; None for no JSON."""
+    try:
+        return _clean(json.loads(body, parse_float=_decimal, parse_constant=_refuse))
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict):
+
+
+def _decimal(text: str) -> Decimal | None:
+    """None for an exponent that no Decimal holds: such a number is as good as absent."""
+    try:
+        return Decimal(text)
+    except ArithmeticError:
         return None
-    if b"\\u0000" in body or b"\\ud" in body or b"\\uD" in body:
-        value = _clean(value)
-    return Document(value)
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from producers.ingest.signature import Check
 
 MAX_BODY_BYTES = 3 * 1024 * 1024  # WhatsApp's own bound for one POST
@@ -100,10 +102,17 @@ def registered() -> Mapping[str, Source]:
 def read_object(body: bytes) -> dict[str, Any] | None:
     """The body as a JSON object, or None for anything else. Nothing of it is checked."""
     try:
-        value = json.loads(body)
+        value = _strict.decode(body)
     except (ValueError, RecursionError):
-        return None
+        # Senders may be laxer than the quick reader: UTF-16, half a surrogate pair.
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError):
+            return None
     return value if isinstance(value, dict) else None
+
+
+_strict = msgspec.json.Decoder()
 
 
 def sha256(body: bytes) -> str:

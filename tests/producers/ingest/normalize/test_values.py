@@ -144,6 +144,16 @@ def test_nul_and_lone_surrogates_become_a_mark_and_pairs_stay():
     assert document.raw("b�") == ["😀"]
 
 
+def test_what_only_a_lax_sender_writes_is_read_too():
+    absurd = read_document(b'{"a": 1e99999999999999999999, "b": 2.50, "c": "\xed\xa0\x80"}')
+    assert (absurd.decimal("a"), absurd.decimal("b"), absurd.text("c")) == (None, Decimal("2.50"), "�")
+    assert read_document('{"a": 1.10, "b": 9007199254740993}'.encode("utf-16")).value == {
+        "a": Decimal("1.10"),
+        "b": 9007199254740993,
+    }
+    assert read_document(b'{"a": 123456789012345678901234567890}').integer("a") == 123456789012345678901234567890
+
+
 def test_e_mails():
     assert facts.email_identity(" Ana@Example.COM ").value == "ana@example.com"
     for text in ("ana", "@x.com", "a b@x.com", "a@x", None, "", "a" * 320 + "@x.com"):
