@@ -278,8 +278,8 @@ SELECT before.status, now.status
     ON true
  WHERE before.status IS DISTINCT FROM now.status;
 
-UPDATE channels
 -- name: uninstall_channel
+UPDATE channels
    SET status = 'uninstalled',
        updated_at = clock_timestamp()
  WHERE organization_id = %(organization_id)s
