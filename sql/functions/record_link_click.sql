@@ -1,6 +1,7 @@
 -- needs: 0019
 -- Counts a click, once: the same click_id of a link is one click, and without one so is what comes within ten minutes of
--- the click before (a second tap, a reload, a browser that hands over to another). Returns the id of the click, or null
+-- the click before (a second tap, a reload, a browser that hands over to another). Ten different ids within that time
+-- are the most that count: ids are the visitor's word. Returns the id of the click, or null
 -- when it was counted already. For a contact's own link it records "Link Clicked" of whoever that contact is by now;
 -- nobody's when the person was erased.
 CREATE OR REPLACE FUNCTION record_link_click(link_id uuid, click_id text, clicked_at timestamptz) RETURNS uuid
@@ -21,11 +22,12 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    IF record_link_click.click_id IS NULL AND EXISTS (
-        SELECT FROM public.link_clicks c
+    IF (SELECT count(*)
+          FROM public.link_clicks c
          WHERE c.organization_id = _organization_id AND c.link_id = _link.id
            AND c.clicked_at > record_link_click.clicked_at - interval '10 minutes'
            AND c.clicked_at < record_link_click.clicked_at + interval '10 minutes')
+       >= CASE WHEN record_link_click.click_id IS NULL THEN 1 ELSE 10 END
     THEN
         RETURN NULL;
     END IF;
