@@ -80,6 +80,7 @@ def emit(
     idempotency_key: str | None = None,
     schema_version: str | None = None,
     causation: Causation | None = None,
+    traceparent: str | None = None,
     deliver_at: datetime | None = None,
 ) -> UUID:
     """Write one event in the connection's transaction and return its id; the caller commits.
@@ -87,7 +88,7 @@ def emit(
     Without `organization_id` it is the session's (`app.organization_id`). With it, workers emit for any organization,
     and applications for their own only. `deliver_at`, in the future, keeps the event until then; `cancel_deferred(id)`
     takes it back. With `idempotency_key`, a second call with the same content returns the first one's id, waiting for
-    its transaction when that is still open.
+    its transaction when that is still open. `traceparent` (W3C) is the trace's; without it, that of `causation`.
 
     Raises EmitError and what is below it (`producers.errors`): before anything is sent, where the client can tell.
     """
@@ -116,6 +117,7 @@ async def emit_async(
     idempotency_key: str | None = None,
     schema_version: str | None = None,
     causation: Causation | None = None,
+    traceparent: str | None = None,
     deliver_at: datetime | None = None,
 ) -> UUID:
     """`emit` on an asyncio connection."""
@@ -154,6 +156,7 @@ def checked(
     schema_version: str | None,
     causation: Causation | None,
     deliver_at: datetime | None,
+    traceparent: str | None = None,
 ) -> dict[str, Any]:
     """Check everything that can be checked here; the event as JSON texts, which are the parameters of the statement."""
     _check_name("event_type", event_type, _EVENT_TYPE, "lead.stage_changed")
@@ -171,6 +174,7 @@ def checked(
             idempotency_key=idempotency_key,
             schema_version=schema_version,
             causation=causation,
+            traceparent=traceparent or (causation.traceparent if causation else None),
         ),
         "metadata",
     )
@@ -205,7 +209,9 @@ def checked(
     }
 
 
-def _metadata(*, causation: Causation | None, schema_version: str | None, **texts: str | None) -> dict[str, Any]:
+def _metadata(
+    *, causation: Causation | None, schema_version: str | None, traceparent: str | None, **texts: str | None
+) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for name, text in texts.items():
         if text is None:
@@ -221,11 +227,11 @@ def _metadata(*, causation: Causation | None, schema_version: str | None, **text
                 f"{schema_version!r} is not a semantic version", field="metadata.schema_version", hint="such as '1.0.0'"
             )
         metadata["schema_version"] = schema_version
+    if traceparent is not None:
+        metadata["traceparent"] = traceparent
     if causation is not None:
         metadata["causation_id"] = causation.event_id
         metadata["causation_depth"] = causation.depth
-        if causation.traceparent is not None:
-            metadata["traceparent"] = causation.traceparent
         if causation.automation_run is not None:
             metadata["automation_run"] = causation.automation_run
     return metadata

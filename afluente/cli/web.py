@@ -1,4 +1,4 @@
-"""`afluente web`: the HTTP server."""
+"""`afluente web`: the HTTP server, and the document of the API that it serves."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import typer
 
 from afluente.errors import SettingsError
 
-app = typer.Typer(help="Receive webhooks over HTTP.", no_args_is_help=True)
+app = typer.Typer(help="Receive webhooks and answer the REST API over HTTP.", no_args_is_help=True)
 
 
 @app.callback()
 def _group() -> None:
-    """Receive webhooks over HTTP."""
+    """Receive webhooks and answer the REST API over HTTP."""
 
 
 @app.command()
 def run(
-    only: Annotated[str, typer.Option(help="the part to serve: ingest")] = "ingest",
+    only: Annotated[str | None, typer.Option(help="the one part to serve: ingest or api. Without it: all")] = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one", min=0, max=65535)] = 8080,
 ) -> None:
-    """Serve until stopped. POST /webhooks/<source>/<channel> is stored before it is answered.
+    """Serve until stopped. POST /webhooks/<source>/<channel> is stored before it is answered; /v1/docs has the API.
 
     \b
-    Example:
-      afluente web run --only ingest --port 8080
+    Examples:
+      afluente web run --port 8080
+      afluente web run --only api --port 8081
     """
     from afluente.secrets import Keyring
     from afluente.settings import WebSettings
@@ -35,8 +36,25 @@ def run(
     from afluente.web.server import serve
 
     settings = WebSettings.read(os.environ)
-    if only not in set(Part):
+    if only is not None and only not in set(Part):
         raise typer.BadParameter(f"{only!r} is no part; there is: {', '.join(Part)}", param_hint="--only")
-    if settings.secrets.keys is None:
+    parts = frozenset(Part) if only is None else frozenset({Part(only)})
+    keyring = None
+    if settings.secrets.keys is not None:
+        keyring = Keyring.parse(settings.secrets.keys.get_secret_value())
+    elif Part.INGEST in parts:
         raise SettingsError([("AFLUENTE_SECRETS_KEY", None, "is required and not set: it opens the senders' secrets")])
-    serve(build(settings.postgres.dsn, Keyring.parse(settings.secrets.keys.get_secret_value())), host, port)
+    serve(build(settings.postgres.dsn, keyring, parts=parts), host, port)
+
+
+@app.command()
+def openapi() -> None:
+    """Print the OpenAPI document of the REST API. The committed copy is afluente/web/api/openapi.json.
+
+    \b
+    Example:
+      afluente web openapi > afluente/web/api/openapi.json
+    """
+    from afluente.web.api import openapi as api
+
+    print(api.render(), end="")

@@ -86,5 +86,8 @@ EVENTS: dict[str, str] = {
     "contact_event.without_contact": "a fact that is about nobody was not recorded (`event_type`, `metric`, `source`)",
     "ingest.stored": "a webhook is stored, with one event for each organization it belongs to (`count`)",
     "ingest.refused": "a webhook was not taken; `reason` says why",
+    "api.request": "a request to the REST API was answered (`route`, `status`, `duration_ms`, `key`: its prefix)",
+    "api.unavailable": "a request could not be carried out; the client was told to try again",
+    "api.failed": "an error of ours met a request; the client was told so, and its request id",
     "ingest.unavailable": "a webhook could not be stored; the sender was told to try again",
 }

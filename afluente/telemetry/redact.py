@@ -25,6 +25,8 @@ _PATTERNS = (
     (re.compile(r"(?<=://)([^\s:/@]*):([^\s@/]+)@"), r"\1:" + MASK + "@"),
     (re.compile(r"(?i)\b(password|secret|token|api[_-]?key|authorization)(\s*[=:]\s*)(\S+)"), r"\1\2" + MASK),
     (re.compile(r"\bwhsec_[A-Za-z0-9+/=]+"), MASK),
+    # an API key: what follows its prefix
+    (re.compile(r"\b(afl_[A-Za-z0-9]{10})_[A-Za-z0-9]+"), r"\1_" + MASK),
     (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), MASK),
     # +55 11 98765-4321 and the like: a plus sign and ten digits or more
     (re.compile(r"\+\d[\d ().-]{8,}\d"), MASK),

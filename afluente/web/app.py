@@ -1,4 +1,4 @@
-"""The web application: which parts it serves, its pool, and its health.
+"""The web application: which parts it serves, their pools, and its health.
 
 `/healthz` says that the process lives, `/readyz` that Postgres answers. The pool is opened without waiting: a
 receiver that starts while Postgres is away answers 503, and takes deliveries once it is back.
@@ -6,8 +6,8 @@ receiver that starts while Postgres is away answers 503, and takes deliveries on
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
 from enum import StrEnum
 
 import psycopg
@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from afluente import postgres
 from afluente.clock import Clock
 from afluente.secrets import Keyring
+from afluente.web.api.app import Api
 from producers.ingest.app import Observer, Receiver, ignore
 
 POOL_SIZE = 8
@@ -32,6 +33,7 @@ class Part(StrEnum):
     """What a process serves."""
 
     INGEST = "ingest"
+    API = "api"
 
 
 class Application(FastAPI):
@@ -46,23 +48,25 @@ class Application(FastAPI):
             await super().__call__(scope, receive, send)
 
 
-def build(dsn: str, keyring: Keyring, *, clock: Clock | None = None, observer: Observer = ignore) -> FastAPI:
-    """The application over a pool of its own, opened and closed with it."""
+def build(
+    dsn: str,
+    keyring: Keyring | None,
+    *,
+    parts: Collection[Part] = frozenset(Part),
+    clock: Clock | None = None,
+    observer: Observer = ignore,
+) -> FastAPI:
+    """The application of these parts over pools of its own, opened and closed with it. Ingest needs the keyring."""
     pool = postgres.pool_async(dsn, min_size=1, max_size=POOL_SIZE, application_name="afluente web")
-    # Apart, so that nothing else that is served keeps deliveries waiting; each of its statements commits by itself.
-    ingest_pool = postgres.pool_async(
-        dsn, min_size=2, max_size=INGEST_POOL_SIZE, application_name="afluente ingest", autocommit=True
-    )
+    pools = [pool]
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await pool.open(wait=False)
-        await ingest_pool.open(wait=False)
-        try:
+        async with AsyncExitStack() as stack:
+            for opened in pools:
+                await opened.open(wait=False)
+                stack.push_async_callback(opened.close)
             yield
-        finally:
-            await ingest_pool.close()
-            await pool.close()
 
     async def ready(_: Request) -> Response:
         try:
@@ -74,9 +78,18 @@ def build(dsn: str, keyring: Keyring, *, clock: Clock | None = None, observer: O
     async def healthy(_: Request) -> Response:
         return PlainTextResponse("alive\n")
 
-    # The receiver is no API for people: it stays out of the OpenAPI document, which this process does not serve.
+    # The API serves a document of its own, at /v1/openapi.json.
     app = Application(title="Afluente", lifespan=lifespan, openapi_url=None)
-    app.receiver = Receiver(ingest_pool, keyring, clock=clock, observer=observer)
+    if Part.INGEST in parts:
+        assert keyring is not None
+        # Apart, so that nothing else that is served keeps deliveries waiting; each of its statements commits by itself.
+        ingest_pool = postgres.pool_async(
+            dsn, min_size=2, max_size=INGEST_POOL_SIZE, application_name="afluente ingest", autocommit=True
+        )
+        pools.append(ingest_pool)
+        app.receiver = Receiver(ingest_pool, keyring, clock=clock, observer=observer)
+    if Part.API in parts:
+        app.router.routes.extend(Api(pool, clock=clock, observer=observer).routes())
     app.add_route("/healthz", healthy)
     app.add_route("/readyz", ready)
     return app
