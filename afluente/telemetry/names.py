@@ -68,6 +68,9 @@ EVENTS: dict[str, str] = {
     "worker.parked": "an organization's surplus is passed over, and read again at its own pace; others go on",
     "worker.unparked": "what was passed over of an organization has been read again",
     "worker.transaction_repeated": "Postgres ended a transaction for another's sake (deadlock, serialization); again",
+    # web: links
+    "links.postgres_away": "a link cannot be looked up; those that are known lead on all the same",
+    "links.click_lost": "clicks (`count`) could not be recorded; their visitors were sent on",
     # stream
     "stream.ready": "the Faust app has its partitions",
     "stream.assigned": "partitions are claimed and read on from their fences",

@@ -27,7 +27,7 @@ BEGIN
          WHERE c.organization_id = _organization_id AND c.link_id = _link.id
            AND c.clicked_at > record_link_click.clicked_at - interval '10 minutes'
            AND c.clicked_at < record_link_click.clicked_at + interval '10 minutes')
-       >= CASE WHEN record_link_click.click_id IS NULL THEN 1 ELSE 10 END
+       >= (CASE WHEN record_link_click.click_id IS NULL THEN 1 ELSE 10 END)
     THEN
         RETURN NULL;
     END IF;
