@@ -19,7 +19,9 @@ def _group() -> None:
 
 @app.command()
 def run(
-    only: Annotated[str | None, typer.Option(help="the one part to serve: ingest or api. Without it: all")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="the one part to serve: ingest, api or links. Without it: all")
+    ] = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one", min=0, max=65535)] = 8080,
 ) -> None:
@@ -29,6 +31,7 @@ def run(
     Examples:
       afluente web run --port 8080
       afluente web run --only api --port 8081
+      afluente web run --only links --port 8082      tracked links, and nothing else
     """
     from afluente.secrets import Keyring
     from afluente.settings import WebSettings

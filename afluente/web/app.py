@@ -21,11 +21,14 @@ from afluente import postgres
 from afluente.clock import Clock
 from afluente.secrets import Keyring
 from afluente.web.api.app import Api
+from afluente.web.links import Links
 from producers.ingest.app import Observer, Receiver, ignore
 
 POOL_SIZE = 8
 # Two write deliveries; the others read connections, and take what has to go alone.
 INGEST_POOL_SIZE = 8
+# Visitors wait for it when Postgres is slow, which is to keep nothing else waiting.
+LINKS_POOL_SIZE = 4
 READY_WITHIN_S = 2.0
 
 
@@ -34,6 +37,7 @@ class Part(StrEnum):
 
     INGEST = "ingest"
     API = "api"
+    LINKS = "links"
 
 
 class Application(FastAPI):
@@ -59,6 +63,7 @@ def build(
     """The application of these parts over pools of its own, opened and closed with it. Ingest needs the keyring."""
     pool = postgres.pool_async(dsn, min_size=1, max_size=POOL_SIZE, application_name="afluente web")
     pools = [pool]
+    links: Links | None = None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -66,6 +71,8 @@ def build(
             for opened in pools:
                 await opened.open(wait=False)
                 stack.push_async_callback(opened.close)
+            if links is not None:
+                await stack.enter_async_context(links.running())
             yield
 
     async def ready(_: Request) -> Response:
@@ -90,6 +97,11 @@ def build(
         app.receiver = Receiver(ingest_pool, keyring, clock=clock, observer=observer)
     if Part.API in parts:
         app.router.routes.extend(Api(pool, clock=clock, observer=observer).routes())
+    if Part.LINKS in parts:
+        links_pool = postgres.pool_async(dsn, min_size=1, max_size=LINKS_POOL_SIZE, application_name="afluente links")
+        pools.append(links_pool)
+        links = Links(links_pool, clock=clock)
+        app.router.routes.extend(links.routes())
     app.add_route("/healthz", healthy)
     app.add_route("/readyz", ready)
     return app

@@ -183,3 +183,17 @@ def test_tokens_are_long_random_and_not_alike(play):
     assert len(tokens) == 50
     assert {len(token) for token in tokens} == {22}
     assert all(len({token[i] for token in tokens}) > 5 for i in range(21))
+
+
+async def test_it_is_a_part_of_the_web_of_its_own(play, database):
+    from afluente.web.app import Part, build
+
+    token = link(play, play.contact())
+    async with running(build(database.url, None, parts={Part.LINKS})) as server:
+        async with server.session.get(f"{server.url}/l/{token}", headers=PERSON, allow_redirects=False) as answer:
+            assert answer.headers["location"] == URL
+        async with server.session.get(f"{server.url}/readyz") as answer:
+            assert answer.status == 200
+        async with server.session.post(f"{server.url}/webhooks/stripe/x") as answer:
+            assert answer.status == 404
+    assert clicks(play) == [(1,)]
