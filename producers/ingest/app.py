@@ -5,10 +5,10 @@ an address of nobody's, said before the body is read; 408, 413 a body that came 
 stored, send it again" (Postgres is away, or too much is in flight). Nothing is done before the answer but what `store`
 does in its one transaction.
 
-Bounded: a body by `MAX_BODY_BYTES` (read in pieces, refused at the first byte too many), what is held in memory by
-`MAX_HELD_BYTES`, of one peer by `MAX_PEER_BYTES`, stores at once by `max_in_flight`, and rows about refused deliveries
-by a bucket for the whole process, so that nobody can fill the table without a secret. Who sends slowly holds little
-more than the bytes that came: the place at Postgres is taken once the body is here.
+Bounded: a body by its source's `max_body_bytes` (read in pieces, refused at the first byte too many), what is held in
+memory by `MAX_HELD_BYTES`, of one peer by `MAX_PEER_BYTES`, stores at once by `max_in_flight`, and rows about refused
+deliveries by a bucket for the whole process, so that nobody can fill the table without a secret. Who sends slowly holds
+little more than the bytes that came: the place at Postgres is taken once the body is here.
 
 A delivery to a connection that is known costs one statement, shared with others under load: the connection is held in
 memory and its version checked in that statement. A secret that was taken back, or a channel that was paused, is so for
@@ -44,7 +44,6 @@ from producers.ingest.writer import UNAVAILABLE, Writer
 
 log = get_logger(__name__)
 
-MAX_BODY_BYTES = 3 * 1024 * 1024  # WhatsApp's own bound for one POST
 # Shopify gives up after 5 s in all: the answer must be out before, even if it is "try again".
 READ_TIMEOUT_S = 4.0
 STORE_TIMEOUT_S = 3.5
@@ -219,7 +218,7 @@ class Receiver:
         if channel is None:
             return await self._unknown(incoming)
         try:
-            body = await _read_body(incoming.headers, receive, hold)
+            body = await _read_body(incoming.headers, receive, hold, incoming.source.max_body_bytes)
         except BodyError as problem:
             await self._note_refusal(incoming, problem.reason, Outcome.REFUSED, channel)
             return Answer(problem.status, f"{problem.reason}\n", close=True)
@@ -325,10 +324,12 @@ def _incoming(scope: Scope, source: Source, channel: str, topic: str | None, now
     )
 
 
-async def _read_body(headers: Mapping[str, str], receive: Receive, hold: Callable[[int], None]) -> bytes:
+async def _read_body(
+    headers: Mapping[str, str], receive: Receive, hold: Callable[[int], None], max_bytes: int
+) -> bytes:
     """The body, as the bytes that came. Reads no further than the bound; `hold` hears how much it is so far."""
     declared = headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and (len(declared) > 15 or int(declared) > MAX_BODY_BYTES):
+    if declared.isascii() and declared.isdigit() and (len(declared) > 15 or int(declared) > max_bytes):
         raise BodyError("body_too_large", 413)
     body = bytearray()
     try:
@@ -340,7 +341,7 @@ async def _read_body(headers: Mapping[str, str], receive: Receive, hold: Callabl
                     raise BodyError("body_truncated", 400)
                 more = message.get("more_body", False)
                 body += message.get("body", b"")
-                if len(body) > MAX_BODY_BYTES:
+                if len(body) > max_bytes:
                     raise BodyError("body_too_large", 413)
                 hold(len(body))
     except TimeoutError:

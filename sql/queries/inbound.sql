@@ -194,6 +194,22 @@ SELECT id, conversation_id, contact_id, status, template_id, body, waha_message_
  ORDER BY array_position(%(names)s, waha_message_id)
  LIMIT 1;
 
+-- name: message_in_any_chat
+-- The same, for a linked phone: it may have named the chat by any number of the contact's, shown or hidden.
+SELECT id, conversation_id, contact_id, status, template_id, body, waha_message_id
+  FROM messages
+ WHERE organization_id = %(organization_id)s
+   AND waha_message_id = ANY (%(names)s || ARRAY(
+       SELECT 'false_' || CASE ci.kind WHEN 'phone' THEN substr(ci.value, 2) || '@c.us' ELSE ci.value || '@lid' END
+                       || tail
+         FROM contact_identities ci
+        CROSS JOIN unnest(%(tails)s::text[]) AS t (tail)
+        WHERE ci.organization_id = %(organization_id)s
+          AND ci.contact_id = %(contact_id)s
+          AND (ci.kind = 'phone' OR (ci.kind = 'external' AND ci.source = 'whatsapp_lid'))))
+ ORDER BY array_position(%(names)s, waha_message_id)
+ LIMIT 1;
+
 -- name: send_under_way
 -- A message to this contact that a worker is sending, whose name at the provider is not known yet. What waits longer is
 -- not under way any more.
@@ -255,14 +271,7 @@ RETURNING id;
 
 -- name: session_changed
 -- The status before and the one now, when a session has another one. No row for what is known already, or older.
-WITH before AS (
-    SELECT status
-      FROM whatsapp_sessions
-     WHERE organization_id = %(organization_id)s
-       AND channel_id = %(channel_id)s
-       AND session = %(session)s
-       FOR UPDATE
-), now AS (
+WITH told AS (
     INSERT INTO whatsapp_sessions AS s (organization_id, channel_id, session, status, status_at)
     VALUES (%(organization_id)s, %(channel_id)s, %(session)s, %(status)s, %(at)s)
     ON CONFLICT (organization_id, channel_id, session) DO UPDATE
@@ -270,13 +279,11 @@ WITH before AS (
             status_at = excluded.status_at,
             updated_at = clock_timestamp()
       WHERE s.status_at < excluded.status_at
-    RETURNING status
+    RETURNING old.status AS before, new.status AS now
 )
-SELECT before.status, now.status
-  FROM now
-  LEFT JOIN before
-    ON true
- WHERE before.status IS DISTINCT FROM now.status;
+SELECT before, now
+  FROM told
+ WHERE before IS DISTINCT FROM now;
 
 -- name: uninstall_channel
 UPDATE channels

@@ -7,6 +7,7 @@ never received, and is matched with its send: while one to the same contact is b
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -27,6 +28,8 @@ _STATUS_METRICS = {"delivered": "Message Delivered", "read": "Message Read", "fa
 _TEMPLATE_METRICS = {"delivered": "Template Delivered", "read": "Template Read"}
 # Cloud API's ids are WhatsApp's own; a gateway's are the linked phone's.
 _NAMED_PER_DEVICE = frozenset({"waha", "evolution"})
+# Of the 256 KiB that an event's payload may have.
+_TOLD_BYTES = 200 * 1024
 WINDOW_EXPIRED_CODE = "131047"
 
 
@@ -46,7 +49,7 @@ class Messages:
 
     async def incoming(self, message: f.IncomingMessage) -> None:
         contact_id = await self._contacts.of(message.person)
-        if contact_id is None or await self._known(message.wamid, *message.other_names):
+        if contact_id is None or await self._find((message.wamid, *message.other_names), contact_id) is not None:
             return
         name = self._id(message.wamid)
         conversation_id = await self._conversation(contact_id, message.occurred_at, message.content.get("referral"))
@@ -72,7 +75,7 @@ class Messages:
                 "direction": "in",
                 "conversation_id": str(conversation_id),
                 "contact_id": str(contact_id),
-                "body": message.body,
+                "body": _told(message.body),
                 "media_urls": urls or None,
                 "waha_message_id": name,
                 "message_id": str(message_id),
@@ -84,7 +87,7 @@ class Messages:
 
     async def outgoing(self, message: f.OutgoingMessage) -> None:
         contact_id = await self._contacts.of(message.person)
-        if contact_id is None or await self._known(message.wamid):
+        if contact_id is None or await self._find((message.wamid,)) is not None:
             return
         if message.through_api and self._wait and await self._under_way(contact_id):
             raise SendUnderWay()
@@ -114,8 +117,13 @@ class Messages:
     def _ids(self, names: Iterable[str]) -> list[str]:
         return [self._id(name) for name in names]
 
-    async def _known(self, *names: str) -> bool:
-        return await self._writing.one("message", names=self._ids(names)) is not None
+    async def _find(self, names: Iterable[str], contact_id: UUID | None = None) -> tuple[Any, ...] | None:
+        """The message that one of these names means, in a chat with this contact if it is told."""
+        ids = self._ids(names)
+        if contact_id is None or self._writing.part.source not in _NAMED_PER_DEVICE:
+            return await self._writing.one("message", names=ids)
+        tails = [tail for name in ids if (tail := jids.tail(name)) is not None]
+        return await self._writing.one("message_in_any_chat", names=ids, tails=tails, contact_id=contact_id)
 
     async def _under_way(self, contact_id: UUID) -> bool:
         channel_id = self._writing.part.channel_id
@@ -181,20 +189,20 @@ class Messages:
                 "conversation_id": str(conversation_id),
                 "contact_id": str(contact_id),
                 "channel": "whatsapp",
-                "body": body,
+                "body": _told(body),
                 "message_id": str(message_id),
                 "waha_message_id": wamid,
             },
         )
 
     async def change(self, change: f.MessageChange) -> None:
-        await self._contacts.of(change.person)
-        names = self._ids((change.wamid, *change.other_names))
-        row = await self._writing.one("message", names=names)
+        look_up = self._contacts.find if change.of_known_only else self._contacts.of
+        contact_id = await look_up(change.person)
+        row = await self._find((change.wamid, *change.other_names), contact_id)
         stored = await self._writing.one(
             "insert_message_event",
             message_id=None if row is None else row[0],
-            waha_message_id=names[0] if row is None else row[6],
+            waha_message_id=self._id(change.wamid) if row is None else row[6],
             kind=change.kind,
             source=self._writing.part.source,
             external_id=f"{change.kind}:{self._id(change.change_id)}",
@@ -211,7 +219,7 @@ class Messages:
         if kind is None:  # 'deleted' and 'warning' of old versions: nothing becomes of them
             return
         name = self._id(status.wamid)
-        row = await self._writing.one("message", names=[name])
+        row = await self._find((status.wamid,))
         message_id, conversation_id, contact_id, before, template_id, body, _ = row or (None,) * 7
         stored = await self._writing.one(
             "insert_message_event",
@@ -298,3 +306,10 @@ class Messages:
             object_id_ref=wamid,
             properties={"error_code": error_code} if error_code else {},
         )
+
+
+def _told(body: str | None) -> str | None:
+    """A text as an event can carry it. The longest of WhatsApp's, all emoji, does not fit; the row has all of it."""
+    if body is None or len(json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")) <= _TOLD_BYTES:
+        return body
+    return body[: _TOLD_BYTES // 6]

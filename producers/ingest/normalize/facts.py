@@ -210,6 +210,8 @@ class MessageChange:
     occurred_at: datetime
     other_names: tuple[str, ...] = ()
     """Names that the changed message may have instead."""
+    of_known_only: bool = False
+    """Makes no contact of the person: it did nothing that says so."""
 
 
 @dataclass(frozen=True)

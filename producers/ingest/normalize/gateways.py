@@ -21,7 +21,6 @@ from producers.ingest.normalize.facts import (
     MessageChange,
     MessageStatus,
     OutgoingMessage,
-    Person,
 )
 from producers.ingest.normalize.gathered import Gathered
 from producers.ingest.normalize.keywords import STOPPING_KINDS, stop_word
@@ -146,18 +145,18 @@ def changed(
         change_id = f"{target}:{again}"
     else:
         change_id = envelope.chat.names(envelope.from_me, envelope.message_id)[0]
-    # Who takes a message back, or is written to by us, does not become a contact by that.
-    about_somebody = kind != "revoked" and not envelope.from_me
     found.fact(
         kind,
         MessageChange(
-            person=envelope.chat.person(envelope.name) if about_somebody else Person(()),
+            person=envelope.chat.person(envelope.name),
             wamid=target,
             other_names=tuple(others),
             change_id=change_id,
             kind=kind,
             content={**content, "from_me": True} if kind == "reaction" and envelope.from_me else content,
             occurred_at=envelope.at,
+            # Who takes a message back, or is written to by us, does not become a contact by that.
+            of_known_only=kind == "revoked" or envelope.from_me,
         ),
     )
 

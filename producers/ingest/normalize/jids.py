@@ -112,6 +112,13 @@ def ledger_id(name: str, channel_id: UUID) -> str:
     return f"{name}:{channel_id}"
 
 
+def tail(ledger_name: str) -> str | None:
+    """What follows the chat in another's message's name; None for one of ours, which has no chat."""
+    kind, _, rest = ledger_name.partition("_")
+    chat_name, underscore, name = rest.partition("_")
+    return f"_{name}" if kind == "false" and underscore and "@" in chat_name else None
+
+
 def serialized(text: str | None) -> tuple[bool, str, str] | None:
     """WAHA's id of a message as (from us, chat's address, bare id); None for a bare id or none at all."""
     found = _SERIALIZED.match(text.strip()) if text else None

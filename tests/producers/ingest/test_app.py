@@ -11,7 +11,7 @@ import pytest
 from afluente import postgres as connections
 from afluente.web.app import build
 from producers.ingest import app as ingest
-from producers.ingest import channels, store
+from producers.ingest import channels, sources, store
 from producers.ingest.sources import registered
 from tests.producers.ingest.conftest import SECRET, body_of, nuvemshop, running, shopify, stripe, whatsapp
 
@@ -303,7 +303,7 @@ async def test_body_without_a_declared_length_is_cut_off_at_the_bound(web, datab
 
 async def test_three_megabytes_pass(web, database, channel, rows):
     connection = channel("shopify", database.organization())
-    body = body_of({"id": 1, "note": "x" * (ingest.MAX_BODY_BYTES - 100)})
+    body = body_of({"id": 1, "note": "x" * (sources.MAX_BODY_BYTES - 100)})
     assert await web.post(f"/webhooks/shopify/{connection}", body, order_headers(body)) == (200, "stored")
 
 
