@@ -11,15 +11,19 @@ absent optional ones are normal. Amounts come from text or integers, never throu
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Mapping
 
 from producers.ingest.normalize.document import Document, Malformed, read_document
-from producers.ingest.normalize.facts import Context, Normalized, unrecognised
+from producers.ingest.normalize.facts import ContactEvent, Context, Normalized, unrecognised
 
 _MODULES: Mapping[str, str] = {
     name: f"producers.ingest.normalize.{name}"
     for name in ("shopify", "stripe", "nuvemshop", "whatsapp", "waha", "evolution", "hotmart", "typeform", "generic")
 }
+
+# An event holds 256 KiB. Bodies below the first bound cannot lead there: each field stands in a fact at most twice.
+LARGE_BYTES, MAX_PROPERTIES_BYTES = 32 * 1024, 192 * 1024
 
 FETCHED_TOPICS = ("order/", "customer/")
 
@@ -41,9 +45,18 @@ def normalize(source: str, body: bytes, headers: Mapping[str, str], context: Con
     if document is None:
         return unrecognised("not_json")
     try:
-        return found(document, headers, context)
+        result = found(document, headers, context)
+        return unrecognised("too_large") if len(body) > LARGE_BYTES and _too_large(result) else result
     except Malformed as problem:
         return unrecognised(f"unknown_shape:{problem.path}"[:255])
     except RecursionError:
         # Nested just so deeply that it can be read but not written again.
         return unrecognised("nested_too_deeply")
+
+
+def _too_large(result: Normalized) -> bool:
+    """Whether a fact is too much for an event, whatever its sender put into it."""
+    return any(
+        isinstance(fact, ContactEvent) and len(json.dumps(fact.properties, default=str)) > MAX_PROPERTIES_BYTES
+        for fact in result.facts
+    )

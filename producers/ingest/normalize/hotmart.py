@@ -41,6 +41,7 @@ from producers.ingest.normalize.facts import (
 from producers.ingest.normalize.money import as_text, currency_code, in_units
 
 SANDBOX_PRODUCT, SANDBOX_TRANSACTION = "0", "HP16015479281022"
+MAX_CODE = 4  # no country's calling code is longer, area codes of North America included
 # Older payloads do not name their currency; the seeds' default.
 DEFAULT_CURRENCY = "BRL"
 
@@ -376,8 +377,12 @@ def _phone(buyer: Document, country: str) -> Identity | None:
         return phone_identity(buyer.identifier("phone"), country)
     if code is None:
         return phone_identity(number, country)
+    code, number = code.lstrip("+0"), number.lstrip("+0")
+    if len(code) > MAX_CODE:
+        return None
+    whole = phone_identity(f"+{code}{number}")
     # Some buyers type the country's code a second time.
-    return phone_identity(f"+{code.lstrip('+0')}{number.lstrip('+0')}") or phone_identity(f"+{number.lstrip('+0')}")
+    return whole or (phone_identity(f"+{number}") if number.startswith(code) else None)
 
 
 _HANDLERS: Mapping[str, Callable[[_Event], Normalized]] = {

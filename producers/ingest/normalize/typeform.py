@@ -150,7 +150,7 @@ def _value(answer: Document) -> Any:
     value = answer.raw(kind)
     if isinstance(value, str):
         return _cut(value)
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, bool) or (isinstance(value, int) and value.bit_length() < 64):
         return value
     number = answer.decimal(kind)
     if number is not None:
