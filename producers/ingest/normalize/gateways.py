@@ -167,8 +167,8 @@ def digest(*values: object) -> str:
 
 
 def status(chat: jids.Chat, message_id: str, kind: Status, at: datetime, found: Gathered) -> None:
-    """What became of a message of ours."""
-    if chat.addresses and (why := chat.nobody):
+    """What became of a message of ours: it is found without knowing who it went to, as long as that was no group."""
+    if (why := chat.nobody) and why != jids.NOT_A_PERSON:
         found.nothing(why)
         return
     failed = kind == "failed"

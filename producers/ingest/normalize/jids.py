@@ -24,6 +24,7 @@ from producers.ingest.normalize.facts import Identity, Person, external_identity
 
 LID_SOURCE = "whatsapp_lid"
 """Hidden numbers are the same for every business: one person, whichever gateway says so."""
+NOT_A_PERSON = "not_a_person"
 MAX_ID = 120
 
 _JID = re.compile(r"(?P<user>[0-9A-Za-z.-]{1,64})(?:_[0-9]+)?(?::(?P<device>[0-9]+))?@(?P<server>[a-z.]{1,40})\Z")
@@ -78,7 +79,7 @@ class Chat:
         first = self.addresses[0].kind if self.addresses else "other"
         if first in _NOBODY.values():
             return first
-        return None if any(jid.is_person for jid in self.addresses) else "not_a_person"
+        return None if any(jid.is_person for jid in self.addresses) else NOT_A_PERSON
 
     @property
     def sent_to(self) -> str | None:

@@ -26,22 +26,20 @@ def from_iso(text: str | None) -> datetime | None:
     return moment.astimezone(UTC) if moment.tzinfo is not None else None
 
 
-def from_epoch_s(value: int | str | None) -> datetime | None:
-    """Whole seconds since 1970, as a number or as digits."""
-    if (
-        isinstance(value, bool)
-        or value is None
-        or (isinstance(value, str) and not (value.isascii() and value.isdigit()))
-    ):
+def from_epoch_s(value: Any) -> datetime | None:
+    """Whole seconds since 1970, as a number or as digits; None for anything else."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
         return None
     try:
-        return datetime.fromtimestamp(int(value), UTC)
-    except (ValueError, OverflowError, OSError):
+        return _EPOCH + timedelta(seconds=value)
+    except OverflowError:
         return None
 
 
-def from_epoch_ms(value: int | str | None) -> datetime | None:
-    """Whole milliseconds since 1970, as a number or as digits."""
+def from_epoch_ms(value: Any) -> datetime | None:
+    """Whole milliseconds since 1970, as a number or as digits; None for anything else."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -62,7 +60,7 @@ def from_epoch_long_s(value: Any) -> datetime | None:
         value = (high << 32) + (low & 0xFFFFFFFF)
     if isinstance(value, Decimal):
         return from_epoch_ms(int(value * 1000)) if value.is_finite() and abs(value) < 10**12 else None
-    return from_epoch_s(value) if isinstance(value, int | str) else None
+    return from_epoch_s(value)
 
 
 def from_local_marked_utc(text: str | None, received_at: datetime) -> datetime | None:

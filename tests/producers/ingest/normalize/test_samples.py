@@ -1,4 +1,4 @@
-"""Every sample of the four senders ends in a named outcome: asserted values, or kept or passed over on purpose.
+"""Every sample of the senders ends in a named outcome: asserted values, or kept or passed over on purpose.
 
 The samples lie beside the repository, in ../shared/samples, and are read where they lie. A machine that has only the
 repository has no samples to read: there the table itself is still held against its own rules.
@@ -24,6 +24,8 @@ SENDERS = {
     "whatsapp_cloud": "whatsapp",
     "hotmart": "hotmart",
     "typeform": "typeform",
+    "waha": "waha",
+    "evolution": "evolution",
 }
 RECEIVED = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
@@ -202,6 +204,31 @@ EXPECTED = {
     "whatsapp_cloud/system_phone_number_change": ("processed", "number_changed", [("NumberChanged", "+5511900010099")]),
     "whatsapp_cloud/user_preferences_resume": ("processed", "preference", [("Preference", True)]),
     "whatsapp_cloud/user_preferences_signup": ("processed", "preference", [("Preference", True)]),
+    # WAHA, likewise
+    "waha/message_ack_device": ("processed", "status", [("delivered",)]),
+    "waha/message_ack_read": ("processed", "status", [("read",)]),
+    "waha/message_edited": ("processed", "edited", [("edited", "Oi, quero o plano pro")]),
+    "waha/message_image": ("processed", "message", [("image", "Foto do produto")]),
+    "waha/message_reaction": ("processed", "reaction", [("reaction", "🙏")]),
+    "waha/message_reply": ("processed", "message", [("text", "Sim!")]),
+    "waha/message_text": ("processed", "message", [("text", "Oi, quero saber mais sobre o plano enterprise")]),
+    "waha/session_status_failed": ("processed", "session", [("loja-exemplo", "FAILED")]),
+    "waha/session_status_working": ("processed", "session", [("loja-exemplo", "WORKING")]),
+    # Evolution
+    "evolution/connection_update": ("processed", "session", [("loja-exemplo", "FAILED")]),
+    "evolution/contacts_update_array": ("ignored", "group", []),
+    "evolution/contacts_upsert": ("processed", "contact", [("PersonNamed", "Carla Nogueira")]),
+    "evolution/messages_update_delivery_ack": ("processed", "status", [("delivered",)]),
+    "evolution/messages_update_read": ("processed", "status", [("read",)]),
+    "evolution/messages_upsert_conversation": ("processed", "message", [("text", "hola - text")]),
+    "evolution/messages_upsert_conversation_from_me": (
+        "processed", "echo", [("sent", "text", "menasje saliente solo texto")]),
+    "evolution/messages_upsert_extendedText_group": ("ignored", "group", []),
+    "evolution/messages_upsert_image": ("processed", "message", [("image", "hola - text con multimedia (imagen)")]),
+    "evolution/messages_upsert_image_from_me": (
+        "processed", "echo", [("sent", "image", "mensaje saliente con multimedia (imagen)")]),
+    "evolution/messages_upsert_lid_with_alt": ("processed", "message", [("text", "Teste envio de mensagem")]),
+    "evolution/messages_upsert_sticker": ("processed", "message", [("sticker", None)]),
 }  # fmt: skip
 
 
@@ -223,6 +250,12 @@ def described(fact):
             return (fact.request_type, fact.request_id)
         case f.IncomingMessage():
             return (fact.kind, fact.body)
+        case f.OutgoingMessage():
+            return ("sent", fact.kind, fact.body)
+        case f.SessionChanged():
+            return (fact.session, fact.status)
+        case f.PersonNamed():
+            return ("PersonNamed", fact.person.name)
         case f.MessageChange():
             return (fact.kind, fact.content.get("body", fact.content.get("emoji")))
         case f.MessageStatus():
@@ -269,6 +302,8 @@ def read(name):
             resource = json.loads((SAMPLES / "nuvemshop/resource_order_pending.json").read_text())
     elif sender in ("hotmart", "typeform"):
         topic = document.get("event") or document["event_type"]
+    elif sender in ("waha", "evolution"):
+        topic = document["event"]
     else:
         topic = "messages"
     return topic, headers, json.dumps(document).encode(), resource
@@ -327,6 +362,43 @@ def test_test_mode_of_stripe_does_not_count_on_a_live_channel(name):
 def test_sandbox_of_hotmart_does_not_count_on_a_live_channel(name):
     product = json.loads(read(name)[2])["data"]["product"]["id"]
     assert (outcome(name, test_channel=False).reason == "test_delivery") == (product == 0)
+
+
+# The messages of a linked phone: name, who, in the form for matching and as received, and when.
+LINKED = {
+    "waha/message_text": (
+        "false_5511900010001@c.us_60C5590F72EEF292F9545AFC28BF63CA", "+5511900010001", "5511900010001", 1_741_249_700),
+    "waha/message_image": (
+        "false_5562980030003@c.us_06F8FAEA3B5F697691B6D063A07BA4FF", "+5562980030003", "556280030003", 1_741_249_710),
+    "waha/message_reply": (
+        "false_5511900010001@c.us_55EAE50B75E2B2990F2C18BE84CA0797", "+5511900010001", "5511900010001", 1_741_249_720),
+    # the target of the edit, named by a bare id
+    "waha/message_edited": (
+        "false_5511900010001@c.us_60C5590F72EEF292F9545AFC28BF63CA", "+5511900010001", "5511900010001", 1_741_249_750),
+    "waha/message_reaction": (
+        "true_762036E1EF0CEA7232ACD90A28BDE917", "+5511900010001", "5511900010001", 1_710_481_111.853),
+    "waha/message_ack_read": (
+        "true_762036E1EF0CEA7232ACD90A28BDE917", "+5511900010001", "5511900010001", 1_741_249_702.485),
+    "evolution/messages_upsert_conversation": (
+        "false_5511900010001@c.us_70167D0DBE48F1C6C01A69", "+5511900010001", "5511900010001", 1_746_132_673),
+    "evolution/messages_upsert_conversation_from_me": (
+        "true_8B6F47BB922A2C64D3E41E", "+5511900010001", "5511900010001", 1_746_133_821),
+    "evolution/messages_upsert_lid_with_alt": (
+        "false_5562980030003@c.us_ACF74C317ABADED4BE7EDC7E41BE13EE", "+5562980030003", "556280030003", 1_785_100_386),
+    "evolution/messages_upsert_sticker": (
+        "false_5562980030003@c.us_F2F42234BE1301258756", "+5562980030003", "556280030003", 1_705_684_409),
+    # with the suffix of a device, and without a time of its own
+    "evolution/messages_update_read": (
+        "true_3EB0E62EC94C6C01256AE4", "+5511900010001", "5511900010001", RECEIVED.timestamp()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [n for n in found() if n in LINKED])
+def test_message_of_a_linked_phone_has_its_name_its_person_and_its_time(name):
+    (fact,) = outcome(name).facts
+    phone = fact.person.identities[-1]
+    assert (fact.wamid, phone.value, phone.as_received, fact.occurred_at.timestamp()) == LINKED[name]
+    assert all(identity.kind == "external" for identity in fact.person.identities[:-1])
 
 
 # Who the samples are about, in the form for matching.
