@@ -555,3 +555,12 @@ class SubscriptionSettings(Settings):
     environment: EnvironmentSettings
     secrets: SecretSettings
     outbound: OutboundSettings
+
+
+class AutomationSettings(Settings):
+    """`afluente automation`: Postgres, the keys that seal, and where tracked links lead."""
+
+    postgres: PostgresSettings
+    log: LogSettings
+    secrets: SecretSettings
+    links: LinkSettings

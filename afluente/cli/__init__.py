@@ -49,6 +49,9 @@ COMMANDS: dict[str, Entry] = {
     "api-key": Entry("Make, rotate and revoke keys of the REST API.", "afluente.cli.api_key"),
     "channel": Entry("Connect senders of webhooks, and rotate their secrets.", "afluente.cli.channel"),
     "webhook": Entry("Manage webhook subscriptions and inbound deliveries.", "afluente.cli.webhook"),
+    "automation": Entry("Write, try and switch automations, and see their runs.", "afluente.cli.automation"),
+    "contact": Entry("Find, show and merge contacts.", "afluente.cli.contact"),
+    "contact-events": Entry("List, count and import contact events.", "afluente.cli.contact_events"),
     "bench": Entry("Measure on this machine, beside other ways to do it.", "afluente.cli.bench"),
 }
 

@@ -565,3 +565,14 @@ SELECT run_id, step, type, state, reason, attempt, wake_at, error, outcome, outc
 SELECT id, organization_id, event_type, entity_kind, entity_id, payload, metadata, created_at
   FROM event_log
  WHERE id = %(event_id)s;
+
+-- name: state
+SELECT state, reason FROM automation_runs WHERE id = %(run_id)s;
+
+-- name: emitted_here
+-- What a run has emitted in this transaction.
+SELECT event_type, payload ->> 'metric_name'
+  FROM event_log
+ WHERE tx_id = pg_current_xact_id()
+   AND metadata ->> 'automation_run' = %(run_id)s
+ ORDER BY seq;
