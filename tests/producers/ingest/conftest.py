@@ -67,6 +67,24 @@ def whatsapp(body, secret=SECRET, **headers):
     return {"X-Hub-Signature-256": f"sha256={hmac.new(secret, body, hashlib.sha256).hexdigest()}"} | headers
 
 
+def hotmart(body, secret=SECRET, **headers):
+    return {"X-Hotmart-Hottok": secret.decode()} | headers
+
+
+def typeform(body, secret=SECRET, **headers):
+    digest = base64.b64encode(hmac.new(secret, body, hashlib.sha256).digest()).decode()
+    return {"Typeform-Signature": f"sha256={digest}"} | headers
+
+
+def generic(body, secret=SECRET, **headers):
+    """Signed as the shipped mappings want it: a connection looks at its own headers only."""
+    at = str(int(time.time()))
+    yampi = base64.b64encode(hmac.new(secret, body, hashlib.sha256).digest()).decode()
+    courier = hmac.new(secret, f"{at}.".encode() + body, hashlib.sha256).hexdigest()
+    own = {"X-Yampi-Hmac-SHA256": yampi, "X-Signature": f"sha256={courier}", "X-Timestamp": at}
+    return own | headers
+
+
 def stripe(body, secret=SECRET, at=None, **headers):
     at = int(time.time()) if at is None else at
     digest = hmac.new(secret, f"{at}.".encode() + body, hashlib.sha256).hexdigest()
