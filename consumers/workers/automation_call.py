@@ -216,7 +216,7 @@ class AutomationCallWorker(ExternalWorker):
     async def failed(self, delivery: Delivery, prepared: Any, error: BaseException, ctx: Context) -> None:
         """Where people look, it says that it is being tried; after the last attempt the run goes on, or fails."""
         said = str(error)[:1000] or type(error).__name__
-        if ctx.next_attempt_at is None:
+        if ctx.next_attempt_at is None or isinstance(error, Hopeless):
             await self._end(delivery, ctx, "failed", said, {})
         else:
             due = delivery.data

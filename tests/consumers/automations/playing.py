@@ -10,6 +10,7 @@ from psycopg.types.json import Jsonb
 
 from afluente import postgres
 from afluente.secrets import Keyring
+from consumers import ExternalWorker
 from consumers.automations import book
 from consumers.runtime import testing
 from consumers.workers.automation import AutomationWorker
@@ -17,6 +18,7 @@ from schemas import Event
 from tests.fixtures.clock import SettableClock
 
 LINKS = "https://l.example"
+ATTEMPTS = 3
 _COLUMNS = ("id", "organization_id", "event_type", "entity_kind", "entity_id", "payload", "metadata", "created_at")
 
 
@@ -117,8 +119,22 @@ class Play:
                     for worker in self.workers:
                         if event.event_type in worker.event_types:
                             for target in await testing.targets(worker, event, conn):
-                                ran.append(await testing.run(worker, event, conn, target=target, clock=self.clock))
+                                ran += await self._attempts(worker, event, conn, target)
                                 assert len(ran) < limit, "it does not end"
+        return ran
+
+    async def _attempts(self, worker, event, conn, target):
+        """The runs of one delivery: a call has three attempts here, everything else one."""
+        ran = []
+        for attempt in range(1, ATTEMPTS + 1 if isinstance(worker, ExternalWorker) else 2):
+            due = None if attempt == ATTEMPTS else self.clock.now() + timedelta(seconds=30)
+            ran.append(
+                await testing.run(
+                    worker, event, conn, target=target, attempt=attempt, next_attempt_at=due, clock=self.clock
+                )
+            )
+            if ran[-1].outcome not in ("failed", "retried"):
+                break
         return ran
 
     async def again(self, event_id):
@@ -126,8 +142,9 @@ class Play:
         [event] = [event for event in self.events() if event.id == event_id]
         async with await postgres.connect_async(self.database.url, autocommit=True) as conn:
             for worker in self.workers:
-                for target in await testing.targets(worker, event, conn):
-                    await testing.run(worker, event, conn, target=target, clock=self.clock)
+                if event.event_type in worker.event_types:
+                    for target in await testing.targets(worker, event, conn):
+                        await self._attempts(worker, event, conn, target)
 
     async def tick(self):
         """The worker's periodic hook; the events of this organization that it emitted."""
