@@ -434,3 +434,59 @@ async def test_an_audience_of_many_pages_is_reached_once_each(play, monkeypatch)
     await play.work()
     assert sorted(run["contact_id"] for run in play.runs(automation)) == sorted(contacts)
     assert {run["state"] for run in play.runs(automation)} == {"done"}
+
+
+# Deliveries that came in
+
+
+async def test_a_delivery_that_came_in_starts_what_waits_for_it_once_it_is_normalised(play):
+    channel = play.scalar(
+        "INSERT INTO channels (organization_id, kind, source) VALUES (%s, 'generic', 'generic') RETURNING id",
+        play.organization,
+    )
+    ana, bia = play.contact(), play.contact("Bia", "+5511900000000")
+    mapped = {
+        "type": "webhook",
+        "channel": str(channel),
+        "topic": "booked",
+        "contact": {"phone": "customer.phones.number"},
+    }
+    automation = play.automation(
+        mapped, ADD_VIP, conditions={"field": "webhook.body.seats", "op": "gt", "value": 1}, name="booked"
+    )
+    other = play.automation({"type": "webhook", "source": "stripe"}, ADD_VIP)
+
+    def arrives(body, topic="booked", status="processed"):
+        row = play.scalar(
+            "INSERT INTO webhook_events (organization_id, channel_id, source, topic, verification, status, raw_body)"
+            " VALUES (%s, %s, 'generic', %s, 'verified', %s, %s) RETURNING id",
+            play.organization, channel, topic, status, body.encode(),
+        )  # fmt: skip
+        payload = {"webhook_event_id": str(row), "source": "generic", "topic": topic}
+        play.emit("webhook.received", "webhook_event", row, payload)
+        return row
+
+    row = arrives('{"seats": 2}', status="received")
+    [ran] = await play.work()
+    assert ran.outcome == "snoozed"
+    play.execute("UPDATE webhook_events SET status = 'processed' WHERE id = %s", row)
+    play.execute(
+        "INSERT INTO contact_events (organization_id, contact_id, source_type, source, event_type, webhook_event_id,"
+        " occurred_at) VALUES (%s, %s, 'EXTERNAL', 'generic', 'form_submitted', %s, now())",
+        play.organization, ana, row,
+    )  # fmt: skip
+    await play.again(play.events("webhook.received")[0].id)
+
+    arrives(
+        '{"seats": 3.50, "customer": {"phones": [{"number": "nada"}, {"number": "11 90000-0000"}]}}'
+    )  # known by phone
+    arrives('{"seats": 2, "customer": {"phones": [{"number": "+5511933333333"}]}}')  # a stranger
+    arrives('{"seats": 1}')  # the conditions do not hold
+    arrives('{"seats": 2}', topic="cancelled")
+    arrives("not json")
+    await play.work()
+    assert [(run["state"], run["contact_id"]) for run in play.runs(automation)] == [
+        ("done", ana), ("done", bia), ("done", None),
+    ]  # fmt: skip
+    assert play.steps(automation) == [("done", None), ("done", None), ("skipped", "no_contact")]
+    assert play.runs(other) == []
