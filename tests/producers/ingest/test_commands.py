@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from afluente import cli
 from afluente.secrets import Keyring
-from producers.ingest import store
+from producers.ingest import mapping, store
 from producers.ingest.sources import registered
 from tests.producers.ingest.conftest import shopify
 
@@ -88,3 +89,79 @@ async def test_delivery_is_listed_and_replayed(run, database, clock):
     status, rows = run("webhook", "replay", listed["id"], added["id"])
     assert status == 5
     assert "no delivery" in rows[1]["problem"]
+
+
+@pytest.fixture
+def here(capsys, monkeypatch, database):
+    """A command of `afluente channel` in this process, on the test's database: its exit status, what it said."""
+    monkeypatch.setenv("DATABASE_URL", database.url)
+    monkeypatch.setenv("AFLUENTE_SECRETS_KEY", Keyring.generate())
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["channel", *arguments])
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+def test_generic_sender_is_added_by_a_mapping_which_can_be_changed_but_not_its_name(here, tmp_path):
+    add = ("add", "generic", "--org", "Loja Azul", "--create-org", "--secret", "given", "--format", "json")
+    status, out, _ = here(*add, "--mapping", "yampi")
+    added = json.loads(out)
+    assert (status, added["sender"], "secret" in added) == (0, "yampi", False)
+    status, _, said = here(*add, "--mapping", "yampi")
+    assert (status, "--as" in said) == (1, True)
+    assert here(*add, "--mapping", "yampi", "--as", "yampi_outlet")[0] == 0
+    status, _, said = here(*add)
+    assert (status, "needs a mapping" in said) == (1, True)
+    own = mapping.example("yampi")
+    own["rules"][0]["facts"][0]["metric"] = "__webhook__"
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps(own))
+    status, _, said = here("mapping", "set", added["id"], str(file))
+    assert (status, "rules[0].facts[0].metric" in said) == (1, True)
+    status, _, said = here("mapping", "set", added["id"], "courier")
+    assert (status, "recorded under that name" in said) == (1, True)
+    own["rules"] = [{"name": "all", "ignore": True}]
+    file.write_text(json.dumps(own))
+    assert here("mapping", "set", added["id"], str(file))[0] == 0
+    assert json.loads(here("mapping", "show", added["id"])[1]) == own
+    names = {row["external_id"] for row in json.loads(here("list", "--format", "json")[1])}
+    assert names == {"yampi", "yampi_outlet"}
+
+
+def test_settings_of_a_sender_are_checked_when_it_is_added(here):
+    add = ("add", "typeform", "--org", "Loja Azul", "--create-org", "--secret", "given")
+    status, _, said = here(*add, "--field", "telephone=a1")
+    assert (status, "fields.telephone" in said) == (1, True)
+    assert here(*add, "--field", "phone=a1")[0] == 0
+
+
+def test_mapping_is_tried_on_payloads_without_storing_anything(here, database, tmp_path):
+    status, out, _ = here("mapping", "check", "courier", "--format", "json")
+    assert status == 0
+    outcomes = json.loads(out)
+    assert [outcome["payload"] for outcome in outcomes] == list(mapping.samples("courier"))
+    assert outcomes[-1]["facts"][0]["metric"] == "Shipment Delivered"
+    assert outcomes[-1]["contact"]["phone"] == "+5581988887777"
+    payload = tmp_path / "payload.json"
+    payload.write_text('{"status": "teleported"}')
+    status, out, _ = here("mapping", "check", "courier", str(payload))
+    assert (status, "unrecognised" in out, "unknown_topic" in out) == (3, True, True)
+    payload.write_text("not JSON")
+    assert here("mapping", "check", "courier", str(payload), "--format", "json")[0] == 3
+    assert database.execute("SELECT count(*) FROM webhook_events") == [(0,)]
+
+
+def test_mapping_that_is_wrong_is_told_by_its_field(here, tmp_path):
+    file = tmp_path / "own.json"
+    status, out, _ = here("mapping", "show", "yampi")
+    assert (status, json.loads(out)) == (0, mapping.example("yampi"))
+    file.write_text(out.replace('"order_placed"', '"Order placed"'))
+    status, _, said = here("mapping", "check", str(file))
+    assert (status, "rules[0].facts[0].fact" in said) == (1, True)
+    assert here("mapping", "check", str(tmp_path / "missing.json"))[0] == 1
+    status, out, _ = here("mapping", "list", "--format", "json")
+    assert [row["name"] for row in json.loads(out)] == ["courier", "yampi"]
+    assert "rules[].facts[].metric" in here("mapping", "fields")[1]
