@@ -107,7 +107,7 @@ def edited(
     changed = list(_differences("payload", before.payload, after.payload))
     if not changed:
         raise Unchanged(letter.id)
-    return Edition(letter, replace(record, value=value), after, before, _digest(record.value), _digest(value), changed)
+    return Edition(letter, record.with_value(value), after, before, _digest(record.value), _digest(value), changed)
 
 
 def with_bytes(settings: KafkaSettings, conn: Connection[Any], letter: Undecodable, value: bytes) -> Edition:

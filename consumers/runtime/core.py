@@ -181,8 +181,9 @@ class Core:
             return str(event.id)  # the handler meets the same event, and its error is what gets recorded
 
     def queue(self, item: Item) -> None:
+        if not self.lanes.has_ready:
+            self.work.set()
         self.lanes.add(item.event.organization_text, item.key, item)
-        self.work.set()
 
     def wait_until(self, due_ms: int, record: Record, mark: RetryMark | None, item: Item | None) -> None:
         earliest = self.due.next_due_ms
@@ -192,6 +193,12 @@ class Core:
 
     def release(self, lane: tuple[Any, str], put_back: list[Item] | None = None) -> None:
         self.lanes.release(*lane, put_back)
+        self.work.set()
+
+    def release_all(self, lanes: list[tuple[Any, str]], put_back: dict[tuple[Any, str], list[Item]]) -> None:
+        release = self.lanes.release
+        for lane in lanes:
+            release(*lane, put_back.get(lane) if put_back else None)
         self.work.set()
 
     async def put_off_alone(self, item: Item, error: BaseException) -> Outcome:

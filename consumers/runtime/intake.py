@@ -61,13 +61,10 @@ class Intake:
             record.pending = 1
             record.ours = record.topic in self._retry_topics
             mark = None
-            if record.headers_unreadable:
-                self._core.spawn(
-                    record, self._settling.bury_record(record, "BadHeaders", "the name of a header is not UTF-8")
-                )
-                continue
             if record.ours:
                 try:
+                    if not record.headers and record.headers_unreadable:
+                        raise ValueError("the name of a header is not UTF-8")
                     mark, record.again = records.read_mark(record), records.read_again(record)
                     if mark is not None and mark.due_ms > latest_ms:
                         raise ValueError(f"header {records.DUE_MS} is further off than any wait in a retry topic")

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from confluent_kafka import (
@@ -31,7 +32,7 @@ from afluente.telemetry import get_logger, heartbeat
 from consumers.runtime.marks import Found, Marks
 from consumers.runtime.parking import Parked, Surplus, in_hand, largest
 from consumers.runtime.places import Limits, Place
-from consumers.runtime.records import Record
+from consumers.runtime.records import Record, bytes_of
 
 _log = get_logger(__name__)
 
@@ -90,6 +91,7 @@ class Poller(threading.Thread):
         self._ending = threading.Event()
         self._fresh: set[tuple[str, int]] = set()
         self._average_bytes = 1000.0
+        self._header_bytes = 0
         self._next_commit = 0.0
         self._warned: dict[str, float] = {}
         self.turned_at = time.monotonic()
@@ -171,6 +173,9 @@ class Poller(threading.Thread):
         if messages and asked > 1:
             messages += self._consumer.consume(asked - 1, 0.0)
         records = [record for message in messages if (record := self._read(message)) is not None]
+        if records:
+            # Nobody counts each one's headers: those of the first tell, and large ones are remembered for a while.
+            self._header_bytes = max(bytes_of(records[0].headers), self._header_bytes * 9 // 10)
         # What was passed over comes after what may be behind it, but for as much as keeps the handlers busy.
         left = 2 * self._limits.records - self._all_in_hand()
         if passing and not self._draining.is_set() and (len(messages) < asked or left > 2 * self._limits.records - 500):
@@ -212,17 +217,16 @@ class Poller(threading.Thread):
         return self._record(message, place)
 
     def _record(self, message: Message, place: Place) -> Record:
-        headers = kafka.headers_of(message)
         record = Record(
-            topic=place.topic,
-            partition=place.partition,
-            offset=message.offset() or 0,
-            timestamp_ms=message.timestamp()[1],
-            key=_bytes(message.key()),
-            value=_bytes(message.value()),
-            headers=headers or (),
-            headers_unreadable=headers is None,
-            place=place,
+            place.topic,
+            place.partition,
+            message.offset() or 0,
+            message.timestamp()[1],
+            _bytes(message.key()),
+            _bytes(message.value()),
+            partial(kafka.headers_of, message),
+            place,
+            header_bytes=self._header_bytes,
         )
         place.took(record.offset, record.key, record.size, record.timestamp_ms)
         self._average_bytes += (record.size - self._average_bytes) / 100

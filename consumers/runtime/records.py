@@ -11,7 +11,7 @@ it the process, again at each start.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,7 +26,7 @@ MAX_OFFSET = 2**63 - 1
 MAX_REPLAY = 2**63 - 1
 MAX_MS = 253_402_300_799_999  # the end of the year 9999, where datetime ends
 
-_USUAL_HEADERS, _HEADER_BYTES = 16, 150  # of these nobody counts each
+_HEADER_BYTES = 60  # of each, besides its name and value
 
 _TOPIC = re.compile(rb"[A-Za-z0-9._-]{1,249}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -74,37 +74,80 @@ OURS = frozenset(
 )
 
 Headers = Sequence[tuple[str, bytes | None]]
+Unread = Callable[[], Headers | None]
 
 
-@dataclass(slots=True, eq=False)
 class Record:
-    """A record as it was read. `place` is the poll side's: where its finish is reported."""
+    """A record as it was read. `place` is the poll side's: where its finish is reported.
 
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
-    place: Any = None
-    pending: int = 0
-    """Deliveries of this record that are not finished."""
-    headers_unreadable: bool = False
-    """The name of one is not UTF-8, and the client gives out none of them."""
-    ours: bool = False
-    """Read from a topic that only this worker writes to: its `x-` headers are believed, within their bounds."""
-    again: int = 0
-    """The number of the replay that asks for it again; 0: none does."""
+    `headers` may come unread: most records need none of theirs, and reading them is a tenth of the work.
+    """
 
-    size: int = 0
-    """Bytes it holds in memory, roughly."""
+    __slots__ = (
+        "_headers",
+        "again",
+        "headers_unreadable",
+        "key",
+        "offset",
+        "ours",
+        "partition",
+        "pending",
+        "place",
+        "size",
+        "timestamp_ms",
+        "topic",
+        "value",
+    )
 
-    def __post_init__(self) -> None:
-        headers = _HEADER_BYTES * len(self.headers)
-        if len(self.headers) > _USUAL_HEADERS:
-            headers += sum(len(value or b"") for _, value in self.headers)
-        self.size = len(self.value or b"") + len(self.key or b"") + headers + 500
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers | Unread,
+        place: Any = None,
+        ours: bool = False,
+        header_bytes: int = 0,
+    ) -> None:
+        self.topic, self.partition, self.offset, self.timestamp_ms = topic, partition, offset, timestamp_ms
+        self.key, self.value, self.place = key, value, place
+        self._headers = headers
+        self.headers_unreadable = False
+        """The name of one is not UTF-8, and the client gives out none of them. Known once `headers` was asked for."""
+        self.pending = 0
+        """Deliveries of this record that are not finished."""
+        self.ours = ours
+        """Read from a topic that only this worker writes to: its `x-` headers are believed, within their bounds."""
+        self.again = 0
+        """The number of the replay that asks for it again; 0: none does."""
+        self.size = len(value or b"") + len(key or b"") + header_bytes + 500
+        """Bytes it holds in memory, roughly."""
+
+    @property
+    def headers(self) -> Headers:
+        """Empty when they are unreadable."""
+        if callable(self._headers):
+            read = self._headers()
+            self.headers_unreadable = read is None
+            self._headers = read or ()
+        return self._headers
+
+    def with_value(self, value: bytes) -> Record:
+        """The same with other bytes."""
+        return Record(
+            self.topic,
+            self.partition,
+            self.offset,
+            self.timestamp_ms,
+            self.key,
+            value,
+            self.headers,
+            self.place,
+            self.ours,
+        )
 
     def header(self, name: str) -> str | None:
         """The last header of that name as text; None when there is none."""
@@ -232,6 +275,11 @@ def cut(text: str, limit: int = MAX_ERROR_BYTES) -> str:
         return text
     clean = text.replace("\x00", "").encode("utf-8", "replace")
     return clean.decode() if len(clean) <= limit else clean[: limit - 3].decode("utf-8", "ignore") + "..."
+
+
+def bytes_of(headers: Headers) -> int:
+    """What they hold in memory, roughly."""
+    return sum(len(name) + len(value or b"") + _HEADER_BYTES for name, value in headers)
 
 
 def to_ms(moment: datetime) -> int:

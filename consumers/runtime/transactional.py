@@ -62,8 +62,7 @@ class Transactional:
         finally:
             self._running -= 1
             if not self._core.abandoned:
-                for lane in lanes:
-                    self._core.release(lane, put_back.get(lane))
+                self._core.release_all(lanes, put_back)
         self._core.say_delivered(
             [item for item, outcome in zip(items, outcomes, strict=True) if isinstance(outcome, Done)]
         )
@@ -106,9 +105,11 @@ class Transactional:
         runs = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Run)]
         if not runs:
             return outcomes
+        done = Done()
         for i in runs:
-            self._core.say_taken_over(items[i], outcomes[i])
-            outcomes[i] = Done()
+            if (run := outcomes[i]).taken_over_from is not None:  # type: ignore[union-attr]
+                self._core.say_taken_over(items[i], run)
+            outcomes[i] = done
         errors: dict[int, BaseException]
         if isinstance(self._core.worker, BatchWorker):
             errors = await self._handle_batch(conn, self._core.worker, items, runs, separate)
