@@ -50,8 +50,8 @@ SELECT afluente.emit_as_allowed(
 
 @dataclass(frozen=True, slots=True)
 class Causation:
-    """What led to an event: the event whose handling emits it, and the number of such steps: the first is 1; and the run
-    of an automation that emits it, where one does."""
+    """What led to an event: the event whose handling emits it, and the number of such steps: the first is 1; and the
+    run of an automation that emits it, where one does."""
 
     event_id: UUID
     depth: int = 1

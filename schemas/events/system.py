@@ -39,8 +39,8 @@ class SessionChanged(Payload):
 
 
 class AutomationDue(Payload):
-    """An automation goes on: a wait or a call of a run is over (run_id), or its schedule's time has come: for one contact
-    (contact_id), or for the audience, from the contact after after_contact_id on."""
+    """An automation goes on: a wait or a call of a run is over (run_id), or its schedule's time has come: for one
+    contact (contact_id), or for the audience, from the contact after after_contact_id on."""
 
     automation_id: str
     run_id: str | None = None
