@@ -60,7 +60,15 @@ _ACTIONS: Mapping[str, Literal["created", "updated", "deleted"]] = {
     "updated": "updated",
     "deleted": "deleted",
 }
-_NOT_ABOUT_CONTACTS = ("category/", "domain/", "product_variant/", "fulfillment_order/", "fulfillment/", "location/")
+_NOT_ABOUT_CONTACTS = (
+    "category/",
+    "domain/",
+    "product_variant/",
+    "fulfillment_order/",
+    "fulfillment/",
+    "location/",
+    "subscription/",  # the shop's own, to the app
+)
 
 
 def normalize(document: Document, headers: Mapping[str, str], context: Context) -> Normalized:

@@ -81,6 +81,8 @@ def _session_completed(event: _Event) -> Normalized:
     if mode != "payment":
         # A subscription's money is its invoice; a set-up has none.
         return processed(f"checkout_{mode or 'unknown'}", person=who)
+    if session.text("payment_status") == "no_payment_required":
+        return processed("nothing_paid", person=who)
     if session.text("payment_status") != "paid":
         # Boleto or Pix: ordered, and paid days later, if at all.
         amount, currency = event.amount("amount_total")
@@ -398,8 +400,18 @@ _IGNORED: Mapping[str, str] = {
     "invoice.upcoming": "not_paid_yet",
     "checkout.session.async_payment_failed": "not_paid",
     "customer.subscription.trial_will_end": "subscription_changed",
+    "customer.subscription.paused": "subscription_changed",
+    "customer.subscription.resumed": "subscription_changed",
     "charge.dispute.created": "dispute_not_lost",
     "charge.dispute.updated": "dispute_not_lost",
+    # What the bank takes for the time of a dispute, and gives back: charge.dispute.closed says how it ended.
+    "charge.dispute.funds_withdrawn": "dispute_not_lost",
+    "charge.dispute.funds_reinstated": "dispute_not_lost",
+    "charge.refund.updated": "twin_of_the_charges_refund",
+    "refund.created": "twin_of_the_charges_refund",
+    "refund.updated": "twin_of_the_charges_refund",
+    "charge.captured": "twin_of_the_checkout_or_invoice",
+    "charge.updated": "twin_of_the_checkout_or_invoice",
     "customer.deleted": "deleted_at_the_source",
     "price.created": "not_about_a_contact",
     "price.updated": "not_about_a_contact",

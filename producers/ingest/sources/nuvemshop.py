@@ -29,7 +29,15 @@ def route(body: bytes, headers: Mapping[str, str], url_topic: str | None) -> lis
     external_id = str(store) if isinstance(store, int | str) and not isinstance(store, bool) else None
     if "event" not in thin:
         topic = url_topic if url_topic in PRIVACY_TOPICS else UNKNOWN
-        return [Part(topic=topic, dedupe_key=key(topic, f"body-{sha256(body)}"), external_id=external_id)]
+        return [
+            Part(
+                topic=topic,
+                dedupe_key=key(topic, f"body-{sha256(body)}"),
+                external_id=external_id,
+                # The same customer's second redaction looks like the first. It is one a customer and day, by the facts.
+                repeatable=topic.endswith("/redact"),
+            )
+        ]
     topic = topic_of(thin.get("event"))
     resource, _, action = topic.partition("/")
     identifier = thin.get("id")

@@ -1,10 +1,13 @@
 """Stripe events as contact events, on a real Postgres: one payment counts once, in any order."""
 
 import itertools
+import json
+from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
 
+from producers.ingest.normalize import facts, normalize
 from tests.consumers.workers.normalizing import Inbound
 
 DETAILS = {"email": "bruno@example.com", "name": "Bruno Teixeira", "phone": "+5521900020002"}
@@ -101,9 +104,25 @@ async def test_boleto_is_ordered_first_and_paid_days_later(inbound, account):
 
 
 async def test_nothing_is_bought_for_nothing(inbound, account):
-    await play(inbound, account, session(amount_total=0), invoice(amount_paid=0), session(mode="subscription"))
+    free = session(payment_status="no_payment_required", amount_total=0)
+    await play(inbound, account, session(amount_total=0), invoice(amount_paid=0), session(mode="subscription"), free)
     assert inbound.facts() == []
-    assert [reason for _, reason in inbound.outcomes()] == ["nothing_paid", "nothing_paid", "checkout_subscription"]
+    reasons = ["nothing_paid", "nothing_paid", "checkout_subscription", "nothing_paid"]
+    assert [reason for _, reason in inbound.outcomes()] == reasons
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("charge.dispute.funds_withdrawn", "dispute_not_lost"),
+        ("refund.created", "twin_of_the_charges_refund"),
+        ("charge.captured", "twin_of_the_checkout_or_invoice"),
+    ],
+)
+def test_twins_of_refunds_and_disputes_count_nothing(kind, reason):
+    context = facts.Context(topic=kind, received_at=datetime(2026, 11, 29, tzinfo=UTC))
+    result = normalize("stripe", json.dumps(event(kind, id="x", amount=1)).encode(), {}, context)
+    assert (result.status, result.reason) == ("ignored", reason)
 
 
 async def test_events_of_one_checkout_in_any_order_are_one_contact(inbound, account):

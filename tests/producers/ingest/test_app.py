@@ -392,6 +392,14 @@ async def test_nuvemshop_privacy_topic_stands_in_the_url(web, database, channel,
     assert [row["topic"] for row in rows(children=True)] == ["customers/redact", "unknown"]
 
 
+async def test_second_redaction_of_one_customer_is_not_taken_for_a_repeat(web, database, channel, rows, emitted):
+    connection = channel("nuvemshop", database.organization(), external_id="1")
+    body = body_of({"store_id": 1, "customer": {"id": 1}, "orders_to_redact": []})
+    for _ in range(2):
+        await web.post(f"/webhooks/nuvemshop/{connection}/customers/redact", body, nuvemshop(body))
+    assert len(rows(children=True)) == len(emitted()) == 2
+
+
 async def test_stripe_old_signature_is_refused_and_event_id_is_the_key(web, database, channel, rows):
     connection = channel("stripe", database.organization())
     body = body_of({"id": "evt_1", "type": "invoice.paid", "livemode": True})
