@@ -41,13 +41,18 @@ class Part(StrEnum):
 
 
 class Application(FastAPI):
-    """FastAPI, with the receiver before it: a delivery needs none of what it does for a request."""
+    """FastAPI, with the receiver and the API before it: they need none of what it does for a request. And no path is
+    too odd for a prefix: of one with a line break in it, FastAPI's own mounts would not know that it is theirs."""
 
     receiver: ASGIApp | None = None
+    api: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.receiver is not None and scope["type"] == "http" and scope["path"].startswith("/webhooks/"):
+        path = scope["path"] if scope["type"] == "http" else ""
+        if self.receiver is not None and path.startswith("/webhooks/"):
             await self.receiver(scope, receive, send)
+        elif self.api is not None and path.startswith("/v1/"):
+            await self.api(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
@@ -96,7 +101,7 @@ def build(
         pools.append(ingest_pool)
         app.receiver = Receiver(ingest_pool, keyring, clock=clock, observer=observer)
     if Part.API in parts:
-        app.router.routes.extend(Api(pool, clock=clock, observer=observer).routes())
+        app.api = Api(pool, clock=clock, observer=observer).app()
     if Part.LINKS in parts:
         links_pool = postgres.pool_async(dsn, min_size=1, max_size=LINKS_POOL_SIZE, application_name="afluente links")
         pools.append(links_pool)

@@ -44,14 +44,6 @@ SELECT d.id
  WHERE d.id = ANY (%(ids)s)
    AND d.created_at >= now();
 
--- name: recorded_here
--- The contact events that this transaction wrote.
-SELECT (e.payload ->> 'contact_event_id')::uuid
-  FROM event_log e
- WHERE e.tx_id = pg_current_xact_id()
-   AND e.created_at >= now()
-   AND e.event_type = 'contact_event.recorded';
-
 -- name: event
 -- One event with the seed's status. `since`: when its id was made, before which no row of it can be.
 SELECT s.id, s.event_type, s.entity_kind, s.entity_id, s.payload::text, s.metadata::text, s.created_at, s.status, s.attempts
@@ -76,21 +68,7 @@ SELECT d.id, d.event_type, d.entity_kind, d.entity_id, d.payload::text, d.metada
 SELECT cancel_deferred(%(id)s);
 
 -- name: record
--- Contact events in the order of the lists; their ids in that order.
-SELECT record_contact_event(
-           contact_id => i.contact_id, event_type => i.event_type, metric_name => i.metric_name, source => i.source,
-           source_type => i.source_type, external_event_id => i.external_event_id, object_id => i.object_id,
-           object_id_ref => i.object_id_ref, entity_type => i.entity_type, entity_id => i.entity_id,
-           value => i.value, currency => i.currency, occurred_at => i.occurred_at, properties => i.properties,
-           metadata => i.metadata)
-  FROM unnest(%(contact_id)s::uuid[], %(event_type)s::text[], %(metric_name)s::text[], %(source)s::text[],
-              %(source_type)s::text[], %(external_event_id)s::text[], %(object_id)s::text[], %(object_id_ref)s::text[],
-              %(entity_type)s::text[], %(entity_id)s::text[], %(value)s::numeric[], %(currency)s::text[],
-              %(occurred_at)s::timestamptz[], %(properties)s::jsonb[], %(metadata)s::jsonb[])
-       WITH ORDINALITY AS i (contact_id, event_type, metric_name, source, source_type, external_event_id, object_id,
-                             object_id_ref, entity_type, entity_id, value, currency, occurred_at, properties, metadata,
-                             place);
-
--- name: upsert_contact
-SELECT contact_id, created, conflict
-  FROM upsert_contact(auth.organization_id(), %(identities)s, %(name)s, %(source)s);
+-- Contact events in their order, the people that nobody knows made contacts.
+SELECT r.contact_event_id, r.outcome, r.reason
+  FROM record_contact_events(%(events)s::json, create_contacts => true, metadata => %(metadata)s) r
+ ORDER BY r.n;

@@ -25,12 +25,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 import sql
 from afluente.clock import Clock, SystemClock
 from afluente.telemetry import get_logger
 from afluente.web.api import body as bodies
+from afluente.web.api import call as calls
 from afluente.web.api import catalogue, contact_events, docs, events, idempotency, keys, openapi
 from afluente.web.api.call import Call, Pool
 from afluente.web.api.idempotency import Answer
@@ -41,7 +43,6 @@ from afluente.web.api.rate import Limiter, Slice
 log = get_logger(__name__)
 
 PREFIX: Final = "/v1"
-LOOK_UP_WITHIN_S: Final = 5.0
 # More would only wait for a connection; and one key does not keep the others waiting.
 MAX_IN_FLIGHT: Final = 64
 MAX_KEY_IN_FLIGHT: Final = 24
@@ -95,21 +96,21 @@ class Api:
         self._memory = bodies.Memory()
         self._in_flight: Counter[UUID] = Counter()
 
-    def routes(self) -> list[Mount]:
+    def app(self) -> ASGIApp:
         """Everything under /v1, with its own words for what is not there."""
         paths: dict[str, dict[str, Operation]] = {}
         for operation in OPERATIONS:
-            paths.setdefault(operation.path, {})[operation.method] = operation
-        routes = [Route(path, self._endpoint(path, methods), methods=list(methods)) for path, methods in paths.items()]
+            paths.setdefault(PREFIX + operation.path, {})[operation.method] = operation
+        routes = [Route(path, self._endpoint(methods), methods=list(methods)) for path, methods in paths.items()]
         routes += [
-            Route("/openapi.json", self._public(openapi.answer), methods=["GET"]),
-            Route("/docs", self._public(docs.answer), methods=["GET"]),
+            Route(f"{PREFIX}/openapi.json", self._public(openapi.answer), methods=["GET"]),
+            Route(f"{PREFIX}/docs", self._public(docs.answer), methods=["GET"]),
         ]
         app = Starlette(routes=routes, exception_handlers={HTTPException: self._no_route})
         app.router.redirect_slashes = False
-        return [Mount(PREFIX, app=app)]
+        return app
 
-    def _endpoint(self, path: str, methods: Mapping[str, Operation]) -> Callable[[Request], Awaitable[Response]]:
+    def _endpoint(self, methods: Mapping[str, Operation]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             return await self._handle(request, methods["GET" if request.method == "HEAD" else request.method])
 
@@ -174,7 +175,7 @@ class Api:
         text, prefix = keys.bearer(request.headers.get("authorization"))
         known, row = self._authenticator.remembered(prefix)
         if not known:
-            async with self._pool.connection(timeout=LOOK_UP_WITHIN_S) as conn:
+            async with self._pool.connection(timeout=calls.CONNECTION_WITHIN_S) as conn:
                 row = await self._authenticator.look_up(conn, prefix)
         return self._authenticator.judge(text, row)
 
@@ -187,7 +188,7 @@ class Api:
             "spent": spent,
             "wanted": wanted,
         }
-        async with self._pool.connection(timeout=LOOK_UP_WITHIN_S) as conn:
+        async with self._pool.connection(timeout=calls.CONNECTION_WITHIN_S) as conn:
             cursor = await conn.cursor(row_factory=dict_row).execute(_TAKE, given)
             row = await cursor.fetchone()
         assert row is not None

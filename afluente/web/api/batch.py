@@ -51,13 +51,11 @@ async def written(
     all_or_nothing: bool,
 ) -> list[UUID | Problem]:
     """Write what is not refused; ids, and problems where the server refuses. Raises Problem (`batch-refused`)."""
-    if all_or_nothing and any(isinstance(item, Problem) for item in items):
-        raise _refused_whole(items)
+    require_all(items, all_or_nothing)
     wanted = [item for item in items if not isinstance(item, Problem)]
     outcomes = iter(await _each(conn, wanted, write))
     found = [item if isinstance(item, Problem) else next(outcomes) for item in items]
-    if all_or_nothing and any(isinstance(outcome, Problem) for outcome in found):
-        raise _refused_whole(found)
+    require_all(found, all_or_nothing)
     return found
 
 
@@ -109,15 +107,18 @@ def answer(outcomes: Sequence[UUID | Problem], new: Collection[UUID]) -> Answer:
     return Answer(207 if counts["refused"] else 200, {**counts, "results": results})
 
 
-def _refused_whole(outcomes: Sequence[Any]) -> Problem:
+def require_all(outcomes: Sequence[Any], all_or_nothing: bool) -> None:
+    """Raises Problem (`batch-refused`) when all or nothing was asked for and something is refused."""
+    refused = sum(isinstance(outcome, Problem) for outcome in outcomes)
+    if not all_or_nothing or refused == 0:
+        return
     results = [
         {"index": index, "status": "refused", "problem": outcome.body()}
         if isinstance(outcome, Problem)
         else {"index": index, "status": NOT_WRITTEN}
         for index, outcome in enumerate(outcomes)
     ]
-    refused = sum(isinstance(outcome, Problem) for outcome in outcomes)
-    return Problem(
+    raise Problem(
         "batch-refused",
         f"{refused} of {len(outcomes)} items are refused, and all or nothing was asked for",
         extra={"results": results},

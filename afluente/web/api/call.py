@@ -22,6 +22,7 @@ from afluente.web.api.keys import Key
 
 STATEMENT_TIMEOUT_MS: Final = 8_000
 TRANSACTION_TIMEOUT_S: Final = 10.0
+CONNECTION_WITHIN_S: Final = 3.0
 MAX_TRIES: Final = 3
 
 Connection = psycopg.AsyncConnection[Any]
@@ -83,7 +84,7 @@ class Call:
         }
         async with (
             asyncio.timeout(TRANSACTION_TIMEOUT_S),
-            self.pool.connection(timeout=TRANSACTION_TIMEOUT_S) as conn,
+            self.pool.connection(timeout=CONNECTION_WITHIN_S) as conn,
             conn.transaction(),
         ):
             await conn.execute(_ACT, given)

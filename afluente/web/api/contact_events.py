@@ -1,8 +1,8 @@
 """Contact events: recorded by POST, read by GET, newest first, page by page.
 
-The rules are record_contact_event's: one fact is one row, whoever brings it how often; a contact of another
-organization is none. What it leaves to its caller is here: the contact by phone, e-mail or external id, made if there
-is none, and properties that fit the contact event type before anything is committed.
+The rules are record_contact_events': one fact is one row, whoever brings it how often; a contact of another
+organization is none; a person that nobody knows becomes a contact. What it leaves to its caller is here: the forms by
+which people are matched, and properties that fit the contact event type before anything is committed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 from uuid import UUID
 
+import orjson
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 from pydantic import TypeAdapter, ValidationError
@@ -28,7 +29,7 @@ from afluente.web.api.events import SOURCE, shown, the_id
 from afluente.web.api.idempotency import Answer
 from afluente.web.api.problems import Problem, refused
 from afluente.web.api.requests import ContactEventBatch, ContactEventIn, ContactRef, Id, Moment
-from producers import EmitError, emit_async
+from producers import EmitError
 from producers.emit import MAX_PAYLOAD_BYTES, to_json
 from producers.errors import PayloadError
 from producers.ingest.normalize import facts
@@ -41,12 +42,6 @@ _NOBODY: Final = UUID(int=0)
 
 Prepared = dict[str, Any]
 
-_COLUMNS = (
-    "contact_id", "event_type", "metric_name", "source", "source_type", "external_event_id", "object_id",
-    "object_id_ref", "entity_type", "entity_id", "value", "currency", "occurred_at", "properties", "metadata",
-)  # fmt: skip
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Recording
 
@@ -55,13 +50,13 @@ async def post(call: Call) -> Answer:
     """Record one contact event, or a batch."""
     if isinstance(call.body, dict) and "contact_events" in call.body:
         return await _post_batch(call, batch.model(ContactEventBatch, call.body))
-    item = prepare(call, call.body)
+    item = prepare(call.body)
 
     async def work(conn: Connection) -> Answer:
-        await _find_contacts(call, conn, [item])
-        (event_id,) = await _record(conn, [item])
-        new = event_id in await _new(conn)
-        return Answer(201 if new else 200, {"id": str(event_id), "status": "accepted" if new else "duplicate"})
+        ((outcome, new),) = await _record(call, conn, [item])
+        if isinstance(outcome, Problem):
+            raise outcome
+        return Answer(201 if new else 200, {"id": str(outcome), "status": "accepted" if new else "duplicate"})
 
     answer = await call.once(work)
     location = {"location": f"/v1/contact-events/{answer.content['id']}"}
@@ -70,18 +65,21 @@ async def post(call: Call) -> Answer:
 
 async def _post_batch(call: Call, given: ContactEventBatch) -> Answer:
     call.charge(len(given.contact_events) - 1)
-    items = batch.prepared(given.contact_events, lambda value: prepare(call, value))
+    items = batch.prepared(given.contact_events, prepare)
 
     async def work(conn: Connection) -> Answer:
-        await _find_contacts(call, conn, [item for item in items if not isinstance(item, Problem)])
-        outcomes = await batch.written(conn, items, _record, all_or_nothing=given.all_or_nothing)
-        return batch.answer(outcomes, await _new(conn))
+        batch.require_all(items, given.all_or_nothing)
+        recorded = iter(await _record(call, conn, [item for item in items if not isinstance(item, Problem)]))
+        outcomes = [(item, False) if isinstance(item, Problem) else next(recorded) for item in items]
+        found = [outcome for outcome, _ in outcomes]
+        batch.require_all(found, given.all_or_nothing)
+        return batch.answer(found, [outcome for outcome, new in outcomes if new and isinstance(outcome, UUID)])
 
     return await call.once(work)
 
 
-def prepare(call: Call, value: Any) -> Prepared:
-    """A contact event as the parameters of its statement. Raises Problem (422)."""
+def prepare(value: Any) -> Prepared:
+    """A contact event as an item of record_contact_events. Raises Problem (422)."""
     given = batch.model(ContactEventIn, value)
     try:
         properties = to_json(given.properties, "properties")
@@ -90,30 +88,26 @@ def prepare(call: Call, value: Any) -> Prepared:
         _check_schema(given, properties)
     except EmitError as error:
         raise refused(error) from None
-    metadata = {
-        "source": SOURCE,
-        "request_id": call.request_id,
-        "actor_id": call.actor_id,
-        "trace_id": call.trace_id,
-        "traceparent": call.traceparent,
-    }
-    return {
-        "contact_id": given.contact_id,
-        "contact": given.contact,
-        "event_type": given.event_type,
+    item = given.model_dump(mode="json", exclude={"contact", "metric", "properties"})
+    return item | {
         "metric_name": given.metric,
-        "source": given.source,
-        "source_type": given.source_type,
-        "external_event_id": given.external_event_id,
-        "object_id": given.object_id,
-        "object_id_ref": given.object_id_ref,
-        "entity_type": given.entity_type,
-        "entity_id": given.entity_id,
-        "value": given.value,
-        "currency": given.currency,
-        "occurred_at": given.occurred_at,
-        "properties": properties,
-        "metadata": json.dumps({name: text for name, text in metadata.items() if text is not None}),
+        "value": None if given.value is None else f"{given.value:f}",
+        "properties": orjson.Fragment(properties),
+        **_named(given.contact),
+    }
+
+
+def _named(contact: ContactRef | None) -> Prepared:
+    """The contact by what it is known by, in the form used for matching."""
+    if contact is None:
+        return {}
+    phone, email = facts.phone_identity(contact.phone), facts.email_identity(contact.email)
+    return {
+        "phone": phone and phone.value,
+        "phone_as_received": phone and phone.as_received,
+        "email": email and email.value,
+        "contact_external_id": contact.external_id,
+        "name": facts.person(name=contact.name).name,
     }
 
 
@@ -153,100 +147,33 @@ def _check_schema(given: ContactEventIn, properties: str) -> None:
         ) from error
 
 
-async def _record(conn: Connection, items: Sequence[Prepared]) -> list[UUID]:
-    given = {column: [item[column] for item in items] for column in _COLUMNS}
-    cursor = await conn.execute(_QUERIES["record"], given)
-    return [row[0] for row in await cursor.fetchall()]
-
-
-async def _new(conn: Connection) -> set[UUID]:
-    """The contact events that this transaction wrote."""
-    cursor = await conn.execute(_QUERIES["recorded_here"])
-    return {row[0] for row in await cursor.fetchall()}
-
-
-async def _find_contacts(call: Call, conn: Connection, items: Sequence[Prepared]) -> None:
-    """Put in the contacts of the items that name theirs by phone, e-mail or external id."""
-    named: dict[str, tuple[facts.Person, str, list[Prepared]]] = {}
-    for item in items:
-        if item["contact"] is not None:
-            person = _person(item["contact"], item["source"])
-            named.setdefault(repr(person.identities), (person, item["source"], []))[2].append(item)
-    # In one order, so that two requests that bring the same people do not wait for each other crosswise.
-    for _, (person, source, theirs) in sorted(named.items()):
-        identities = Jsonb(
-            [
-                {"kind": i.kind, "source": i.source, "value": i.value, "as_received": i.as_received}
-                for i in person.identities
-            ]
-        )
-        given = {"identities": identities, "name": person.name, "source": source}
-        cursor = await conn.execute(_QUERIES["upsert_contact"], given)
-        row = await cursor.fetchone()
-        assert row is not None
-        contact_id, created, conflict = row
-        if created:
-            await _contact_created(call, conn, contact_id, person, source)
-        if conflict:
-            await _ask_about(call, conn, identities)
-        for item in theirs:
-            item["contact_id"] = contact_id
-
-
-def _person(contact: ContactRef, source: str) -> facts.Person:
-    return facts.person(
-        facts.phone_identity(contact.phone),
-        facts.email_identity(contact.email),
-        facts.external_identity(source, contact.external_id),
-        name=contact.name,
-    )
-
-
-async def _contact_created(call: Call, conn: Connection, contact_id: UUID, person: facts.Person, source: str) -> None:
-    """A new contact is told of as everywhere: the domain event, and the metric."""
-    phone = next((i.value for i in person.identities if i.kind == "phone"), None)
-    await emit_async(
-        conn,
-        "contact.created",
-        entity_kind="contact",
-        entity_id=contact_id,
-        payload={"phone": phone, "name": person.name, "source": source},
-        request_id=call.request_id,
-        actor_id=call.actor_id,
-        source=SOURCE,
-        trace_id=call.trace_id,
-        traceparent=call.traceparent,
-    )
-    fact = {
-        "contact_id": contact_id,
-        "metric": "Contact Created",
-        "source": source,
-        "external_event_id": f"contact_created:{contact_id}",
-        "entity_type": "contact",
-        "entity_id": str(contact_id),
+async def _record(call: Call, conn: Connection, items: Sequence[Prepared]) -> list[tuple[UUID | Problem, bool]]:
+    """Record all; for each its id, or why not, and whether it is new."""
+    metadata = {
+        "source": SOURCE,
+        "request_id": call.request_id,
+        "actor_id": call.actor_id,
+        "trace_id": call.trace_id,
+        "traceparent": call.traceparent,
     }
-    prepared = prepare(call, {name: str(value) for name, value in fact.items()})
-    await _record(conn, [prepared])
+    given = {
+        "events": orjson.dumps([{"n": place, **item} for place, item in enumerate(items)]).decode(),
+        "metadata": Jsonb({name: text for name, text in metadata.items() if text is not None}),
+    }
+    cursor = await conn.execute(_QUERIES["record"], given)
+    found: list[tuple[UUID | Problem, bool]] = []
+    for event_id, outcome, reason in await cursor.fetchall():
+        if outcome == "rejected":
+            found.append((_REJECTED[reason](), False))
+        else:
+            found.append((event_id, outcome == "recorded"))
+    return found
 
 
-async def _ask_about(call: Call, conn: Connection, identities: Jsonb) -> None:
-    """Identities that name several contacts: nothing is merged silently, a person is asked."""
-    given = {"organization_id": call.key.organization_id, "identities": identities}
-    cursor = await conn.execute(_INBOUND["contacts_of"], given)
-    contact_ids = [str(row[0]) for row in await cursor.fetchall()]
-    await conn.execute(
-        _INBOUND["alert"],
-        given
-        | {
-            "kind": "contact_conflict",
-            "severity": "warning",
-            "audience": "operators",
-            "title": "Two contacts may be one person",
-            "details": Jsonb({"contact_ids": contact_ids, "request_id": call.request_id}),
-            "dedupe_key": f"contact_conflict:{contact_ids[0]}",
-            "event_id": None,
-        },
-    )
+_REJECTED: Final = {
+    "unknown_contact": lambda: Problem("contact-unknown", "contact_id is not a contact of the key's organization"),
+    "too_large": lambda: Problem("too-large", "properties are too large, or nested too deeply"),
+}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -366,4 +293,3 @@ def _read_cursor(text: str) -> tuple[datetime, UUID]:
 
 
 _QUERIES = sql.queries("api")
-_INBOUND = sql.queries("inbound")

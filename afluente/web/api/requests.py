@@ -31,12 +31,6 @@ _WORD = r"^[a-z][a-z0-9_]*$"
 _TYPE = r"^[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*$"
 
 
-def _text_only(value: Any) -> Any:
-    if not isinstance(value, str):
-        raise ValueError("must be text")
-    return value
-
-
 def _storable(value: str) -> str:
     if "\0" in value or (not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value)):
         raise ValueError("has a NUL or half a character, which Postgres cannot keep")
@@ -91,10 +85,15 @@ Amount = Annotated[
 ]
 
 
-Text100 = Annotated[str, BeforeValidator(_text_only), Field(min_length=1, max_length=100), AfterValidator(_storable)]
-Text255 = Annotated[str, BeforeValidator(_text_only), Field(min_length=1, max_length=255), AfterValidator(_storable)]
+Text100 = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_storable)]
+Text255 = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_storable)]
 Free = Annotated[dict[str, Any], Field(description="a JSON object; its schema is the event type's")]
-Key = Annotated[str, BeforeValidator(_text_only), Field(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
+Key = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
+
+
+def _given(name: str, kind: str) -> dict[str, Any]:
+    """The JSON schema of: this field is there, and not null."""
+    return {"required": [name], "properties": {name: {"type": kind}}}
 
 
 class Model(BaseModel):
@@ -127,12 +126,9 @@ class EventIn(Model):
 
     event_type: Annotated[
         str,
-        BeforeValidator(_text_only),
         Field(max_length=100, pattern=_TYPE, description="{entity}.{action}; a type of the catalogue, or your own"),
     ]
-    entity_kind: Annotated[
-        str, BeforeValidator(_text_only), Field(max_length=100, pattern=_WORD, description="what the event is about")
-    ]
+    entity_kind: Annotated[str, Field(max_length=100, pattern=_WORD, description="what the event is about")]
     entity_id: Annotated[Id | None, Field(description="its id")] = None
     payload: Free = {}
     source: Annotated[Text100 | None, Field(description="the service that says so; default: api")] = None
@@ -169,7 +165,7 @@ class ContactRef(Model):
     contact decides."""
 
     model_config = ConfigDict(
-        json_schema_extra={"anyOf": [{"required": ["phone"]}, {"required": ["email"]}, {"required": ["external_id"]}]}
+        json_schema_extra={"anyOf": [_given(name, "string") for name in ("phone", "email", "external_id")]}
     )
 
     phone: Annotated[
@@ -202,8 +198,8 @@ class ContactEventIn(Model):
     model_config = ConfigDict(
         json_schema_extra={
             "allOf": [
-                {"oneOf": [{"required": ["contact_id"]}, {"required": ["contact"]}]},
-                {"anyOf": [{"required": ["event_type"]}, {"required": ["metric"]}]},
+                {"oneOf": [_given("contact_id", "string"), _given("contact", "object")]},
+                {"anyOf": [_given("event_type", "string"), _given("metric", "string")]},
             ],
             "examples": [
                 {
@@ -239,9 +235,7 @@ class ContactEventIn(Model):
     entity_type: Text100 | None = None
     entity_id: Text255 | None = None
     value: Annotated[Amount | None, Field(description="an amount in `currency`")] = None
-    currency: Annotated[
-        str | None, BeforeValidator(lambda v: v if v is None else _text_only(v)), Field(pattern=r"^[A-Z]{3}$")
-    ] = None
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] | None = None
     occurred_at: Annotated[Moment | None, Field(description="when it happened; default: now")] = None
     properties: Free = {}
 
