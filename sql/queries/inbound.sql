@@ -269,6 +269,16 @@ VALUES (%(organization_id)s, %(message_id)s, %(waha_message_id)s, %(kind)s, %(so
 ON CONFLICT (organization_id, source, external_id) DO NOTHING
 RETURNING id;
 
+-- name: held_statuses
+-- What came about a message before it was known.
+SELECT kind, occurred_at, error_code, error_message, retryable
+  FROM message_events
+ WHERE organization_id = %(organization_id)s
+   AND waha_message_id = %(waha_message_id)s
+   AND message_id IS NULL
+   AND kind IN ('delivered', 'read', 'failed')
+ ORDER BY occurred_at, id;
+
 -- name: session_changed
 -- The status before and the one now, when a session has another one. No row for what is known already, or older.
 WITH told AS (

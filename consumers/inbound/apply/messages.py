@@ -108,6 +108,27 @@ class Messages:
         )
         await self._sent(message_id, conversation_id, contact_id, message.body, name)
         await self._message_fact(contact_id, "sent", "Message Sent", name, message_id, message.occurred_at)
+        await self._count_held(message, message_id, conversation_id, contact_id)
+
+    async def _count_held(
+        self, message: f.OutgoingMessage, message_id: UUID, conversation_id: UUID, contact_id: UUID
+    ) -> None:
+        """What became of a message before it was known here: told now, as if it had come in order."""
+        for kind, at, error_code, error_message, retryable in await self._writing.all(
+            "held_statuses", waha_message_id=self._id(message.wamid)
+        ):
+            status = f.MessageStatus(
+                person=message.person,
+                wamid=message.wamid,
+                status=kind,
+                occurred_at=at,
+                error_code=error_code,
+                error_message=error_message,
+                retryable=bool(retryable),
+            )
+            await self._status_event(status, kind, message_id, conversation_id, contact_id, "sent", message.body)
+            metric, name = _STATUS_METRICS[kind], self._id(message.wamid)
+            await self._message_fact(contact_id, kind, metric, name, message_id, at, error_code)
 
     def _id(self, name: str) -> str:
         """A message's id in the ledger, which is one for all connections of the organization."""
@@ -215,6 +236,8 @@ class Messages:
         self._writing.counts["message_events"] += stored is not None
 
     async def status(self, status: f.MessageStatus) -> None:
+        """What became of a message of ours. One that is not known is not an event yet: see `_count_held`. It is a fact
+        about its contact all the same, if that is known: not everything the business sends goes through here."""
         kind = _STATUS_KINDS.get(status.status)
         if kind is None:  # 'deleted' and 'warning' of old versions: nothing becomes of them
             return
