@@ -353,6 +353,25 @@ def _reader(schema_id: int) -> _Reader:
     return reader
 
 
+def check_properties(contact_event_type: str | None, properties: Json) -> None:
+    """Raise EncodeError when contact_event.recorded of this type cannot carry these properties: what `encode` would say,
+    for those who have many facts and no rows yet. Strings are taken to be text that UTF-8 and Postgres can hold."""
+    put = _properties.get(contact_event_type)
+    if put is None:
+        variant = contact_event_type or ""
+        entries = published.current(CONTACT_EVENT, variant) or published.current(CONTACT_EVENT, "")
+        payload = _payload_type(entries[0].schema())
+        kind = next(field["type"] for field in payload["fields"] if field["name"] == "properties")
+        put = _keep(_properties, contact_event_type, _put(kind, {}))
+    try:
+        put(properties, bytearray(), {}, "properties")
+    except _Misfit as misfit:
+        raise EncodeError(misfit.field("properties"), misfit.reason) from None
+
+
+_properties: dict[str | None, "_Put"] = {}
+
+
 def _writers_for(row: Row, payload: Json, metadata: Json) -> Iterable[_Writer]:
     event_type, variant = row.event_type, ""
     if event_type not in published.event_types():

@@ -1,4 +1,4 @@
-DROP TABLE contact_event_import;
+DROP TABLE contact_event_import_batch, contact_event_import;
 DROP FUNCTION record_contact_events(json, boolean, uuid, jsonb);
 DROP FUNCTION afluente.record_contact_event_items(afluente.contact_event_item[], boolean, jsonb);
 DROP TYPE afluente.contact_event_item;

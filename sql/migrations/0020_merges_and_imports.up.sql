@@ -68,26 +68,38 @@ CREATE TYPE afluente.contact_event_item AS (
     integration_id      uuid
 );
 
--- Imports of contact events, by the file's content: what a run had committed when it was killed is where the next one goes
--- on. Moves in the transaction that records the rows.
+-- Imports of contact events, by the file's content: what a run had committed when it was killed is left out by the next one.
 CREATE TABLE contact_event_import (
-    id               uuid PRIMARY KEY DEFAULT uuidv7(),
-    organization_id  uuid NOT NULL REFERENCES organizations (id) ON DELETE CASCADE,
-    file_name        text NOT NULL CHECK (char_length(file_name) BETWEEN 1 AND 255),
-    file_sha256      bytea NOT NULL CHECK (octet_length(file_sha256) = 32),
-    options          jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(options) = 'object'),
-    -- Every line up to this one is recorded, a duplicate, or rejected.
-    line_reached     bigint NOT NULL DEFAULT 0 CHECK (line_reached >= 0),
-    recorded         bigint NOT NULL DEFAULT 0 CHECK (recorded >= 0),
-    duplicates       bigint NOT NULL DEFAULT 0 CHECK (duplicates >= 0),
-    rejected         bigint NOT NULL DEFAULT 0 CHECK (rejected >= 0),
-    contacts_created bigint NOT NULL DEFAULT 0 CHECK (contacts_created >= 0),
-    started_by       text CHECK (char_length(started_by) <= 255),
-    started_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-    updated_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-    finished_at      timestamptz,
+    id              uuid PRIMARY KEY DEFAULT uuidv7(),
+    organization_id uuid NOT NULL REFERENCES organizations (id) ON DELETE CASCADE,
+    file_name       text NOT NULL CHECK (char_length(file_name) BETWEEN 1 AND 255),
+    file_sha256     bytea NOT NULL CHECK (octet_length(file_sha256) = 32),
+    batch_rows      integer NOT NULL CHECK (batch_rows > 0),  -- so many of its rows are one batch
+    options         jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(options) = 'object'),
+    started_by      text CHECK (char_length(started_by) <= 255),
+    started_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    finished_at     timestamptz,
     UNIQUE (organization_id, id),
     UNIQUE (organization_id, file_sha256)
 );
 SELECT tenancy.protect('contact_event_import');
-GRANT SELECT, INSERT, UPDATE ON contact_event_import TO afluente_app, afluente_admin, afluente_worker;
+GRANT SELECT, INSERT, UPDATE, DELETE ON contact_event_import TO afluente_app, afluente_admin, afluente_worker;
+
+-- The batches that are through, each written in the transaction that records its facts. Several are under way at once, so
+-- the last line alone would not say where to go on.
+CREATE TABLE contact_event_import_batch (
+    organization_id  uuid NOT NULL,
+    import_id        uuid NOT NULL,
+    batch            integer NOT NULL CHECK (batch >= 0),
+    last_line        bigint NOT NULL CHECK (last_line > 0),
+    recorded         integer NOT NULL DEFAULT 0 CHECK (recorded >= 0),
+    duplicates       integer NOT NULL DEFAULT 0 CHECK (duplicates >= 0),
+    rejected         integer NOT NULL DEFAULT 0 CHECK (rejected >= 0),
+    contacts_created integer NOT NULL DEFAULT 0 CHECK (contacts_created >= 0),
+    errors           jsonb NOT NULL DEFAULT '[]' CHECK (jsonb_typeof(errors) = 'array'),  -- [line, reason] of each rejected one
+    committed_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (organization_id, import_id, batch),
+    FOREIGN KEY (organization_id, import_id) REFERENCES contact_event_import (organization_id, id) ON DELETE CASCADE
+);
+SELECT tenancy.protect('contact_event_import_batch');
+GRANT SELECT, INSERT, UPDATE, DELETE ON contact_event_import_batch TO afluente_app, afluente_admin, afluente_worker;
