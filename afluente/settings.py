@@ -558,9 +558,11 @@ class SubscriptionSettings(Settings):
 
 
 class AutomationSettings(Settings):
-    """`afluente automation`: Postgres, the keys that seal, and where tracked links lead."""
+    """`afluente automation`: Postgres, the keys that seal, where tracked links lead, and what may be called."""
 
     postgres: PostgresSettings
     log: LogSettings
+    environment: EnvironmentSettings
     secrets: SecretSettings
+    outbound: OutboundSettings
     links: LinkSettings

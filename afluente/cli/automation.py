@@ -44,7 +44,7 @@ _STEPS = ["step", "type", "state", "reason", "attempt", "error", "outcome", "wak
 
 @app.command("list")
 def list_(organization: OrganizationOption = None, format: FormatOption = Format.text) -> None:
-    """List automations: what starts them, whether they are on, and how many runs are open or went wrong.
+    """List automations: what starts them, whether they are on, how many runs are open, and went wrong in 30 days.
 
     Exit 3 when there are none.
 
@@ -139,6 +139,7 @@ def create(
     from consumers.automations import book
 
     source = _read(file)
+    _check_calls(source)
     with _connected() as conn:
         organization_id = _organization(conn, organization)
         assert organization_id is not None
@@ -167,6 +168,7 @@ def edit(
     from consumers.automations import book
 
     source = _read(file)
+    _check_calls(source)
     with _connected() as conn:
         found = book.find(conn, automation, _organization(conn, organization))
         written = book.edit(conn, _keyring(), found, source, datetime.now(UTC))
@@ -422,6 +424,28 @@ def _read(file: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise Refused(f"{'stdin' if file == '-' else file} is not JSON: {error}") from None
+
+
+def _check_calls(source: Any) -> None:
+    """Refuse an address that would never be called, before anything waits for it."""
+    from consumers.automations.definition import CallWebhook, read
+    from consumers.automations.errors import BadDefinition
+    from consumers.outbound.addresses import TargetRefused, parse_target
+
+    settings = _settings()
+    problems = []
+    for number, step in enumerate(read(source).steps):
+        if isinstance(step, CallWebhook):
+            try:
+                parse_target(
+                    step.url,
+                    https_only=settings.environment.environment == "production",
+                    allowed=settings.outbound.allow_networks,
+                )
+            except TargetRefused as refused:
+                problems.append((f"steps[{number}].url", f"would never be called: {refused}"))
+    if problems:
+        raise BadDefinition(problems, hint="AFLUENTE_WEBHOOK_ALLOW_NETWORKS opens a network, for tests only")
 
 
 def _settings() -> AutomationSettings:

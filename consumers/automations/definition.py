@@ -132,13 +132,19 @@ class ContactPaths(_Model):
 
 
 class WebhookTrigger(_Model):
-    """A delivery that came in, from one connection or of one source and topic."""
+    """A delivery that came in, from one connection or of one source, and of one topic if that is said."""
 
     type: Literal["webhook"]
     channel: UUID | None = None
     source: str | None = None
     topic: str | None = None
     contact: ContactPaths = ContactPaths()
+
+    @model_validator(mode="after")
+    def _one_sender(self) -> WebhookTrigger:
+        if self.channel is None and self.source is None:
+            raise ValueError("a webhook trigger has a channel or a source: every delivery of every sender is too many")
+        return self
 
 
 class Audience(_Model):

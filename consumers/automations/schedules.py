@@ -28,7 +28,7 @@ from producers import Causation, emit_async
 from schemas import Event
 
 CATCH_UP = timedelta(hours=1)
-AT_ONCE = 200  # schedules in one turn of the hook: the rest is the next turn's
+AT_ONCE = 1000  # events in one turn of the hook, about: the rest is the next turn's
 PAGE = 500  # contacts of an audience in one transaction
 
 _NOBODY = UUID(int=0)
@@ -50,6 +50,8 @@ async def emit_due(ctx: Context) -> int:
     async with ctx.connection.cursor(row_factory=dict_row) as cursor:
         rows = await (await cursor.execute(_SQL["due_schedules"], {"now": now, "limit": AT_ONCE})).fetchall()
     for row in rows:
+        if emitted >= AT_ONCE:
+            break
         try:
             definition = read(row["definition"])
         except BadDefinition as error:

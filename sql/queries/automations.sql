@@ -532,13 +532,18 @@ SELECT a.id, a.organization_id, a.name, a.description, a.status, a.version, a.tr
    FOR UPDATE OF a;
 
 -- name: list
+-- Every automation, with how many of its runs are open, and how many of the last 30 days went wrong.
 SELECT a.id, a.organization_id, a.name, a.status, a.version, a.trigger_type, a.trigger_metric, a.trigger_event_type,
-       a.next_due_at, count(r.id) FILTER (WHERE r.finished_at IS NULL) AS open_runs, max(r.started_at) AS last_run_at,
-       count(r.id) FILTER (WHERE r.state IN ('failed', 'stopped')) AS bad_runs
+       a.next_due_at,
+       (SELECT count(*) FROM automation_runs r
+         WHERE r.organization_id = a.organization_id AND r.automation_id = a.id AND r.finished_at IS NULL) AS open_runs,
+       (SELECT count(*) FROM automation_runs r
+         WHERE r.organization_id = a.organization_id AND r.automation_id = a.id AND r.state IN ('failed', 'stopped')
+           AND r.started_at > clock_timestamp() - interval '30 days') AS bad_runs,
+       (SELECT max(r.started_at) FROM automation_runs r
+         WHERE r.organization_id = a.organization_id AND r.automation_id = a.id) AS last_run_at
   FROM automations a
-  LEFT JOIN automation_runs r ON r.organization_id = a.organization_id AND r.automation_id = a.id
  WHERE %(organization_id)s::uuid IS NULL OR a.organization_id = %(organization_id)s
- GROUP BY a.organization_id, a.id
  ORDER BY a.organization_id, a.name;
 
 -- name: runs

@@ -134,6 +134,12 @@ def test_the_life_of_an_automation(play, run):
             1,
             "steps[0].for: 'soon' is no span such as 30m",
         ),
+        (
+            ("create", "-", "--org", "ORG"),
+            json.dumps(DEFINITION | {"steps": [{"type": "call_webhook", "url": "http://169.254.169.254/latest"}]}),
+            1,
+            "steps[0].url: would never be called: the address is not public (link-local)",
+        ),
         (("create", "nowhere.json", "--org", "ORG"), "", 1, "nowhere.json cannot be read"),
         (("show", "nobody"), "", 3, "there is no automation 'nobody'"),
         (("test", "nobody", "--payload", "-"), "{}", 3, "there is no automation"),

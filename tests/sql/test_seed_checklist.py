@@ -92,6 +92,10 @@ COLUMNS = [
     ("orders", "ns_order_id", "text", True, None),
     ("orders", "currency", "text", False, "'BRL'::text"),
     ("leads", "currency", "text", False, "'BRL'::text"),
+    # metrics seed: "Buscar automações com trigger_metric = metricName", "com trigger_type ..."; automation_execution_id
+    ("automations", "trigger_type", "text", False, None),
+    ("automations", "trigger_metric", "text", True, None),
+    ("automation_runs", "id", "uuid", False, "uuidv7()"),
 ]
 
 # Tables that the data model seed names and this stage has.
@@ -129,6 +133,7 @@ INDEXES = [
     ("audit_logs", ["request_id"]),
     ("contact_events", ["organization_id", "contact_id", "event_type", "occurred_at", "id"]),
     ("contact_events", ["organization_id", "contact_id", "metric_name", "occurred_at", "id"]),
+    ("automations", ["organization_id", "trigger_metric"]),
 ]
 
 # (table, column, longest value that fits)
@@ -151,6 +156,7 @@ LIMITS = [
 CLOSED_SETS = [
     ("contact_events", "source_type", {"EXTERNAL", "INTERNAL", "DIRECT"}),
     ("metrics", "category", {"ecommerce", "messaging", "tracking", "engagement", "contact", "custom"}),
+    ("automations", "status", {"enabled", "paused", "disabled"}),
 ]
 
 

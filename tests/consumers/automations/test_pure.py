@@ -242,7 +242,8 @@ def definition(**over):
 
 def test_every_trigger_type_of_the_seed_is_one():
     for name, metric in TRIGGER_TO_METRIC.items():
-        trigger = {"type": name} | ({"cron": "@daily", "audience": "contacts"} if name == "schedule" else {})
+        more = {"schedule": {"cron": "@daily", "audience": "contacts"}, "webhook": {"source": "generic"}}
+        trigger = {"type": name} | more.get(name, {})
         assert read(definition(trigger=trigger)).keys == (metric, None)
 
 
@@ -251,6 +252,7 @@ def test_every_trigger_type_of_the_seed_is_one():
     [
         ({"trigger": {"type": "nope"}}, "trigger", "nope"),
         ({"trigger": {"type": "metric", "metric": "__webhook__"}}, "trigger", "webhook"),
+        ({"trigger": {"type": "webhook", "topic": "paid"}}, "trigger", "a channel or a source"),
         ({"trigger": {"type": "schedule", "cron": "61 * * * *"}}, "trigger.cron", "minute"),
         ({"trigger": {"type": "schedule", "cron": "@daily"}}, "", "audience"),
         ({"trigger": {"type": "schedule", "cron": "@daily", "timezone": "Mars"}}, "trigger.timezone", "Mars"),
