@@ -7,6 +7,7 @@ it is read for the type, the name, and a phone behind a hidden number.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -61,6 +62,7 @@ _NOTICES = frozenset(
     }
 )  # fmt: skip
 _MEDIA = ("image", "video", "audio", "document", "sticker")
+_CARD_NAME = re.compile(r"(?m)^FN[^:\n]{0,100}:([^\n]{1,255})")
 
 
 def normalize(document: Document, headers: Mapping[str, str], context: Context) -> Normalized:
@@ -218,10 +220,17 @@ def _said(payload: Document) -> baileys.Said | baileys.Change | None:
         return None
     kind = kind or "text"
     content: dict[str, Any] = dict(engine.content) if engine else {}
-    if location := payload.child("location").value:
-        content["location"] = location
+    place = payload.child("location")
+    if place.value:
+        content["location"] = {name: value for name, value in place.value.items() if name != "thumbnail"}
     if cards := payload.texts("vCards"):
         content["contacts"] = [{"vcard": card} for card in cards]
+    # Some engines have a picture of the map, or the whole card, where other messages have their text.
+    if kind == "location":
+        body = place.text("name", "description", "title", "address") or (engine.body if engine else None)
+    elif kind == "contacts":
+        names = [found[1].strip() for card in cards if (found := _CARD_NAME.search(card))]
+        body = ", ".join(names) or (engine.body if engine else None)
     if data.flag("isForwarded"):
         content["forwarded"] = True
     media = _media(payload, kind) or (engine.media if engine else ())

@@ -358,6 +358,18 @@ def test_media_that_was_not_downloaded():
     assert message.media == ({"type": "image"},)
 
 
+def test_place_and_cards_are_told_by_their_names():
+    place = {"latitude": -23.5, "longitude": -46.6, "description": "Loja", "thumbnail": "QUJD"}
+    (message,) = waha("message", id="false_5511900010001@c.us_A", body="QUJD", location=place).facts
+    assert (message.kind, message.body) == ("location", "Loja")
+    assert "QUJD" not in repr(message)
+    cards = ["BEGIN:VCARD\r\nFN:Bia Souza\r\nEND:VCARD", "BEGIN:VCARD\nFN;CHARSET=UTF-8:Caio\nEND:VCARD"]
+    (message,) = waha("message", id="false_5511900010001@c.us_B", body=cards[0], vCards=cards).facts
+    assert (message.kind, message.body) == ("contacts", "Bia Souza, Caio")
+    (bare,) = waha("message", id="false_5511900010001@c.us_C", body=cards[0], _data={"type": "vcard"}).facts
+    assert (bare.kind, bare.body) == ("contacts", None)
+
+
 @pytest.mark.parametrize(
     "data",
     [
