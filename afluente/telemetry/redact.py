@@ -34,6 +34,8 @@ _PATTERNS = (
     (re.compile(r"(?<![\w-])55\d{10,11}(?![\w-])"), MASK),
     (re.compile(r"(?<![\w-])\d{3}\.\d{3}\.\d{3}-\d{2}(?![\w-])"), MASK),
 )
+# Something of this is in whatever one of them fits: a text without is spared eight searches.
+_SUSPECT = re.compile(r"[@=:+.]|whsec_|afl_|55")
 
 
 def redact(key: str, value: Any) -> Any:
@@ -55,6 +57,8 @@ def redact(key: str, value: Any) -> Any:
 
 def redact_text(text: str) -> str:
     """`text` with what looks like an e-mail address, a phone number, a CPF or a credential masked."""
+    if _SUSPECT.search(text) is None:
+        return text
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     return text

@@ -211,10 +211,13 @@ class Receiver:
             return Answer(503, "unavailable\n", retry_after_s=5)
 
     async def _take(self, incoming: Incoming, receive: Receive, hold: Callable[[int], None]) -> Answer:
-        channel = None
-        if incoming.channel_id is not None:
+        name, channel_id, now = incoming.source.name, incoming.channel_id, incoming.received_at
+        if channel_id is None:
+            return await self._unknown(incoming)
+        channel = self._known.held(name, channel_id, now)
+        if channel is None:
             async with asyncio.timeout(STORE_TIMEOUT_S):
-                channel = await self._known.get(incoming.source.name, incoming.channel_id, incoming.received_at)
+                channel = await self._known.fresh(name, channel_id, now)
         if channel is None:
             return await self._unknown(incoming)
         try:

@@ -34,16 +34,16 @@ class Known:
         self._pool, self._keyring, self._within_s = pool, keyring, within_s
         self._held: OrderedDict[tuple[str, UUID], tuple[Channel, datetime]] = OrderedDict()
 
-    async def get(self, source: str, channel_id: UUID, now: datetime) -> Channel | None:
-        """The channel as it is held, or as it is in Postgres when it is not; None when there is none."""
+    def held(self, source: str, channel_id: UUID, now: datetime) -> Channel | None:
+        """The channel as it is held; None when it is not, is too old, or one of its secrets has ended."""
         key = (source, channel_id)
         found = self._held.get(key)
         if found is None:
-            return await self.fresh(source, channel_id, now)
+            return None
         channel, since = found
         ends = channel.expires_at
         if (ends is not None and ends <= now) or abs((now - since).total_seconds()) > MAX_AGE_S:
-            return await self.fresh(source, channel_id, now)
+            return None
         self._held.move_to_end(key)
         return channel
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import hmac
 import json
 import re
@@ -207,7 +206,7 @@ def _any_matches(given: bytes, signed: bytes, secrets: Iterable[bytes], algorith
 
 
 def _sha256(secret: bytes, signed: bytes) -> bytes:
-    return hmac.new(secret, signed, hashlib.sha256).digest()
+    return hmac.digest(secret, signed, "sha256")
 
 
 def _json_part(text: str) -> dict[str, Any] | None:

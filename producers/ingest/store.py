@@ -186,7 +186,8 @@ def open_up(incoming: Incoming, channel: Channel) -> Opened:
     source = incoming.source.of(channel.settings)
     body = source.without_secrets(incoming.body)
     parts = source.route(body, incoming.headers, incoming.url_topic)
-    return Opened(replace(incoming, source=source, body=body), incoming.body, parts)
+    known = source is incoming.source and body is incoming.body
+    return Opened(incoming if known else replace(incoming, source=source, body=body), incoming.body, parts)
 
 
 def judge(opened: Opened, channel: Channel, named: Mapping[str, Sequence[Channel]]) -> Judged:

@@ -10,7 +10,7 @@
 --          its own bytes in base64, '' for a copy of the post's, null when it reads the post's.
 -- A part that is there already is left out; a post of which every part was is a duplicate, and keeps its hash only.
 --
--- Waits no longer than a second for whoever stores the same delivery at this moment (SQLSTATE 55P03): others wait behind it.
+-- Waits no longer than 200 ms for whoever stores the same delivery at this moment (SQLSTATE 55P03): others wait behind it.
 CREATE OR REPLACE FUNCTION afluente.receive_webhooks(
     posts       jsonb,
     bodies      bytea[],
@@ -19,7 +19,7 @@ CREATE OR REPLACE FUNCTION afluente.receive_webhooks(
     versions    text[]
 ) RETURNS TABLE (post_id uuid, events integer)
 LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
