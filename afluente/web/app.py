@@ -51,7 +51,7 @@ class Application(FastAPI):
         path = scope["path"] if scope["type"] == "http" else ""
         if self.receiver is not None and path.startswith("/webhooks/"):
             await self.receiver(scope, receive, send)
-        elif self.api is not None and path.startswith("/v1/"):
+        elif self.api is not None and (path.startswith("/v1/") or path == "/v1"):
             await self.api(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)

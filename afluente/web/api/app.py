@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import time
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -150,8 +151,10 @@ class Api:
             log.warning("api.unavailable", error=type(error).__name__, request_id=request_id)
             response = _refusal(_unavailable(), request_id)
         except Exception as error:
-            # Our fault, and told as such; what it says is for the log alone.
-            log.error("api.failed", route=operation.path, request_id=request_id, exc_info=error)
+            # Our fault, and told as such. Where, not what: an error may quote what it failed on.
+            where = "".join(traceback.format_tb(error.__traceback__)[-8:])
+            sqlstate = error.sqlstate if isinstance(error, psycopg.Error) else None
+            log.error("api.failed", error=type(error).__name__, sqlstate=sqlstate, where=where, request_id=request_id)
             response = _refusal(Problem("internal", "the request could not be carried out"), request_id)
         if key is not None:
             headers = self._limiter.standing(key).headers()

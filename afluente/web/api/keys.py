@@ -44,6 +44,9 @@ CHECKSUM_LENGTH: Final = 6
 # From the next request after this, in every process, a revoked key is no key.
 REMEMBERED_S: Final = 2.0
 MAX_REMEMBERED: Final = 10_000
+# Prefixes that were never a key's, looked up: so many a second, so many at once. Whoever makes keys up keeps nobody
+# else from Postgres.
+STRANGERS_PER_S, STRANGERS_AT_ONCE = 20.0, 200.0
 
 SCOPES: Final[Mapping[str, str]] = {
     "events:write": "emit events",
@@ -128,13 +131,22 @@ class Authenticator:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._remembered: OrderedDict[str, tuple[float, _Row | None]] = OrderedDict()
+        self._strangers, self._strangers_at = STRANGERS_AT_ONCE, clock.monotonic()
 
     def remembered(self, prefix: str) -> tuple[bool, _Row | None]:
-        """Whether the prefix was looked up a moment ago, and its row."""
+        """Whether the prefix was looked up a moment ago, and its row. Raises Problem (503) for one too many that has to
+        be looked up."""
         found = self._remembered.get(prefix)
-        if found is None or self._clock.monotonic() - found[0] >= REMEMBERED_S:
-            return False, None
-        return True, found[1]
+        now = self._clock.monotonic()
+        if found is not None and now - found[0] < REMEMBERED_S:
+            return True, found[1]
+        if found is None or found[1] is None:
+            filled = self._strangers + (now - self._strangers_at) * STRANGERS_PER_S
+            self._strangers, self._strangers_at = min(STRANGERS_AT_ONCE, filled), now
+            if self._strangers < 1:
+                raise Problem("unavailable", "too many unknown keys are being asked for", headers={"retry-after": "1"})
+            self._strangers -= 1
+        return False, None
 
     async def look_up(self, conn: psycopg.AsyncConnection[Any], prefix: str) -> _Row | None:
         """A prefix's row, read as afluente_worker: whose it is, is what the row says."""

@@ -156,6 +156,7 @@ async def test_other_bodies_than_json_are_not_read(api):
 
 
 async def test_paths_and_methods_that_are_not_there_are_problems_too(api):
+    assert (await api.get("/v1")).problem == "not-found"
     assert (await api.get("/v1/nothing")).problem == "not-found"
     assert (await api.get("/v1/event-types/a%0Ab")).problem == "not-found"
     assert (await api.get("/v1/a%0Ab")).problem == "not-found"
