@@ -55,6 +55,7 @@ TABLE_OF: Mapping[str, str] = MappingProxyType(
         "system.automation_call_requested": "automation_runs",
         "system.automation_due": "automation_runs",
         "system.contact_blocked_by_stop": "contacts",
+        "webhook.checkout_due": "checkouts",
         "webhook.delivery_failed": "webhook_delivery_attempts",
         "webhook.received": "webhook_events",
         "webhook.subscription_disabled": "webhook_subscriptions",

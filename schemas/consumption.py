@@ -54,6 +54,7 @@ CONSUMED_BY: dict[str, tuple[str, ...]] = {
     "system.automation_call_requested": ("automation-call", "webhook-dispatch"),
     # webhook.* is never dispatched: a subscription that fails would feed itself.
     "webhook.received": ("webhook-normalize", "webhook-fetch", "automation"),
+    "webhook.checkout_due": ("webhook-normalize",),
     "webhook.delivery_failed": ("alert",),
     "webhook.subscription_disabled": ("notification", "audit"),
     "kb.document_changed": ("rag-indexer", "webhook-dispatch"),

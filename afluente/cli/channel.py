@@ -62,6 +62,9 @@ def add(
     max_age_days: Annotated[
         float | None, typer.Option(help="hotmart: refuse events older than this; left out: any age", min=0.01)
     ] = None,
+    left_after_min: Annotated[
+        int | None, typer.Option(help="shopify: minutes without a change after which a checkout is left [60]")
+    ] = None,
     country: Annotated[
         str | None, typer.Option(help="where a phone without a country's code is dialled; left out: BR")
     ] = None,
@@ -103,6 +106,8 @@ def add(
         given_settings["account_id"] = account_id
     if country:
         given_settings["country"] = country.upper()
+    if left_after_min is not None:
+        given_settings["left_after_min"] = left_after_min
     if max_age_days is not None:
         given_settings["max_age_days"] = max_age_days
     if field:

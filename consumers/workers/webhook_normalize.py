@@ -15,22 +15,26 @@ from uuid import UUID
 from psycopg import AsyncConnection
 
 from consumers.inbound import part
+from consumers.inbound.apply import checkouts
 from consumers.worker import Context, Delivery, TransactionalWorker
 from producers.ingest.normalize import needs_fetch
 from schemas import Event
 
 
 class WebhookNormalizeWorker(TransactionalWorker):
-    """Deliveries whose body says it all."""
+    """Deliveries whose body says it all, and the times when what they said may have come to nothing."""
 
     name: ClassVar[str] = "webhook-normalize-worker"
-    event_types: ClassVar[frozenset[str]] = frozenset({"webhook.received"})
+    event_types: ClassVar[frozenset[str]] = frozenset({"webhook.received", checkouts.DUE})
 
     async def targets(self, event: Event, conn: AsyncConnection[Any]) -> Sequence[str]:
         return () if needs_fetch(event.payload.get("source"), event.payload.get("topic")) else ("",)
 
     async def handle(self, delivery: Delivery, ctx: Context) -> None:
         """Write down what the delivery says. An erased row is no failure: there is nothing left to say."""
+        if delivery.event.event_type == checkouts.DUE:
+            await checkouts.due(delivery, ctx)
+            return
         webhook_event_id = UUID(delivery.data.webhook_event_id)
         stored = await part.read(ctx.connection, delivery.organization_id, webhook_event_id)
         if stored is not None:

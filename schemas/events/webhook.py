@@ -29,8 +29,17 @@ class SubscriptionDisabled(Payload):
     last_error: str | None
 
 
+class CheckoutDue(Payload):
+    """It is time to see whether a checkout was left: nothing happened for left_after_s seconds, or something did."""
+
+    source: str
+    token: str
+    left_after_s: int
+
+
 EVENTS: dict[str, type[Payload]] = {
     "webhook.received": Received,
     "webhook.delivery_failed": DeliveryFailed,
     "webhook.subscription_disabled": SubscriptionDisabled,
+    "webhook.checkout_due": CheckoutDue,
 }

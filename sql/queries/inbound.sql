@@ -160,7 +160,100 @@ UPDATE orders
        fulfilled_at = LEAST(fulfilled_at, %(fulfilled_at)s)
  WHERE organization_id = %(organization_id)s
    AND source = %(source)s
-   AND external_id = %(external_id)s;
+   AND external_id = %(external_id)s
+RETURNING id, contact_id;
+
+-- name: checkout_seen
+-- The newest state of a checkout. A row when a timer is wanted: it is open, not found left, and has none on its way.
+INSERT INTO checkouts AS c (organization_id, source, token, channel_id, cart_token, webhook_event_id, value, currency,
+                            product_ids, stage, source_updated_at, completed_at)
+VALUES (%(organization_id)s, %(source)s, %(token)s, %(channel_id)s, %(cart_token)s, %(webhook_event_id)s, %(value)s,
+        %(currency)s, %(product_ids)s, %(stage)s, %(source_updated_at)s, %(completed_at)s)
+ON CONFLICT (organization_id, source, token) DO UPDATE
+    SET cart_token = COALESCE(excluded.cart_token, c.cart_token),
+        webhook_event_id = excluded.webhook_event_id,
+        value = excluded.value,
+        currency = excluded.currency,
+        product_ids = excluded.product_ids,
+        stage = excluded.stage,
+        source_updated_at = excluded.source_updated_at,
+        completed_at = LEAST(c.completed_at, excluded.completed_at)
+  WHERE c.source_updated_at IS NULL OR c.source_updated_at <= excluded.source_updated_at
+RETURNING CASE WHEN completed_at IS NULL AND abandoned_at IS NULL AND due_at IS NULL THEN token END AS wants_timer;
+
+-- name: checkout_timer
+UPDATE checkouts
+   SET due_at = %(due_at)s
+ WHERE organization_id = %(organization_id)s
+   AND source = %(source)s
+   AND token = %(token)s;
+
+-- name: checkout
+-- Where a checkout was last seen. No row when that delivery is gone: it was erased.
+SELECT channel_id, webhook_event_id
+  FROM checkouts
+ WHERE organization_id = %(organization_id)s
+   AND source = %(source)s
+   AND token = %(token)s
+   AND webhook_event_id IS NOT NULL;
+
+-- name: checkout_due
+-- A checkout whose timer has come, held until it is said what becomes of it. No row for what became an order, itself or
+-- another one of the same cart, or was found left before.
+SELECT c.source_updated_at, c.value, c.currency, c.product_ids, c.stage
+  FROM checkouts c
+ WHERE c.organization_id = %(organization_id)s
+   AND c.source = %(source)s
+   AND c.token = %(token)s
+   AND c.completed_at IS NULL
+   AND c.abandoned_at IS NULL
+   AND c.source_updated_at IS NOT NULL
+   AND NOT EXISTS (SELECT FROM checkouts o
+                    WHERE o.organization_id = c.organization_id
+                      AND o.source = c.source
+                      AND o.cart_token = c.cart_token
+                      AND o.completed_at IS NOT NULL)
+   FOR UPDATE;
+
+-- name: checkout_left
+UPDATE checkouts
+   SET due_at = NULL,
+       abandoned_at = %(abandoned_at)s
+ WHERE organization_id = %(organization_id)s
+   AND source = %(source)s
+   AND token = %(token)s;
+
+-- name: checkout_completed
+-- An order came of a checkout, known already or not, and of the others of its cart. Those that were found left before.
+WITH own AS (
+    INSERT INTO checkouts AS c (organization_id, source, token, channel_id, cart_token, completed_at)
+    SELECT %(organization_id)s, %(source)s, %(token)s, %(channel_id)s, %(cart_token)s, %(completed_at)s
+     WHERE %(token)s::text IS NOT NULL
+    ON CONFLICT (organization_id, source, token) DO UPDATE
+        SET completed_at = LEAST(c.completed_at, excluded.completed_at),
+            cart_token = COALESCE(c.cart_token, excluded.cart_token)
+    RETURNING token, abandoned_at
+), others AS (
+    UPDATE checkouts
+       SET completed_at = LEAST(completed_at, %(completed_at)s)
+     WHERE organization_id = %(organization_id)s
+       AND source = %(source)s
+       AND cart_token = %(cart_token)s
+       AND token IS DISTINCT FROM %(token)s
+    RETURNING token, abandoned_at
+)
+SELECT token
+  FROM (SELECT * FROM own UNION ALL SELECT * FROM others) AS completed
+ WHERE abandoned_at IS NOT NULL
+ ORDER BY token;
+
+-- name: contact_of_fact
+-- The contact of a fact recorded before.
+SELECT contact_id
+  FROM contact_events
+ WHERE organization_id = %(organization_id)s
+   AND source = %(source)s
+   AND external_event_id = %(external_event_id)s;
 
 -- name: replace_lines
 -- An order's lines as the newest state has them.

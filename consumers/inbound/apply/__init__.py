@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from consumers.inbound.apply.checkouts import Checkouts
 from consumers.inbound.apply.contact_events import ContactEvents
 from consumers.inbound.apply.contacts import Contacts
 from consumers.inbound.apply.messages import Messages
@@ -33,6 +34,7 @@ async def apply(
     writing = Writing(part, delivery, ctx)
     orders = Orders(writing, wait_for_orders)
     events = ContactEvents(writing, orders)
+    checkouts = Checkouts(writing, events)
     contacts = Contacts(writing, events)
     messages = Messages(writing, contacts, events, wait_for_orders)
     privacy = Privacy(writing, contacts)
@@ -44,6 +46,9 @@ async def apply(
                 await events.write(fact, await contacts.of(fact.of_person) if fact.of_person else contact_id)
             case f.OrderState():
                 await orders.write(fact, await contacts.of(fact.of_person) if fact.of_person else contact_id)
+                await checkouts.completed(fact)
+            case f.CheckoutState():
+                await checkouts.seen(fact)
             case f.OrderEvent():
                 await orders.event(fact, contact_id)
             case f.CartAbandoned():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -134,6 +134,24 @@ class OrderState:
     lines: tuple[OrderLine, ...] = ()
     of_person: Person | None = None
     """Whose it is, when one delivery is about several people."""
+    checkout_token: str | None = None
+    cart_token: str | None = None
+    """What it came of: a checkout that became an order is not left."""
+
+
+@dataclass(frozen=True)
+class CheckoutState:
+    """A checkout as the sender saw it at `updated_at`; left, if nothing happens for `left_after`."""
+
+    token: str
+    cart_token: str | None
+    value: Decimal | None
+    currency: str | None
+    product_ids: tuple[str, ...]
+    stage: str
+    updated_at: datetime
+    completed_at: datetime | None
+    left_after: timedelta
 
 
 @dataclass(frozen=True)
@@ -280,6 +298,7 @@ class ChannelUninstalled:
 Fact = (
     ContactEvent
     | OrderState
+    | CheckoutState
     | OrderEvent
     | CartAbandoned
     | ProductSynced

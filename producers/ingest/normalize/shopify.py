@@ -5,6 +5,8 @@ it is paid, a cancelled one when it was cancelled, a redaction must have the doc
 contradicts its topic is kept as unrecognised; on a test channel the topic is believed, since Shopify's test
 deliveries send one body under every topic. Test deliveries and test orders do not count on a live channel.
 
+That a checkout was left is no topic: it is a time without a change and without an order (`CheckoutState`).
+
 One purchase is one event for the order, with all its lines in `items`; `order_paid:<id>` is the same fact from
 orders/paid and from orders/create with a paid order.
 """
@@ -12,7 +14,7 @@ orders/paid and from orders/create with a paid order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -20,6 +22,7 @@ from producers.ingest.normalize import moments
 from producers.ingest.normalize.document import Document, Malformed
 from producers.ingest.normalize.facts import (
     ChannelUninstalled,
+    CheckoutState,
     ContactEvent,
     Context,
     Fact,
@@ -42,6 +45,8 @@ from producers.ingest.normalize.facts import (
 from producers.ingest.normalize.money import as_text, currency_code
 
 SOURCE = "shopify"
+LEFT_AFTER_MIN, DEFAULT_LEFT_AFTER = "left_after_min", timedelta(hours=1)
+MAX_PRODUCTS = 200
 
 _PAID = frozenset({"paid", "partially_refunded", "refunded"})
 _FINANCIAL: Mapping[str, FinancialStatus] = {
@@ -155,6 +160,8 @@ def _order(order: Document, context: Context) -> OrderState:
         cancel_reason=order.text("cancel_reason") if cancelled_at else None,
         updated_at=updated_at,
         tracking=_shipment(order),
+        checkout_token=order.identifier("checkout_token"),
+        cart_token=order.identifier("cart_token"),
         lines=tuple(
             OrderLine(
                 external_id=line.identifier("id") or str(place),
@@ -301,6 +308,19 @@ def _fulfillment_created(fulfillment: Document, context: Context) -> Normalized:
 def _checkout_started(checkout: Document, context: Context) -> Normalized:
     token = checkout.identifier("token") or checkout.need_identifier("id")
     total = checkout.decimal("total_price")
+    currency = currency_code(checkout.text("currency")) if total is not None else None
+    products = [found for line in checkout.children("line_items") if (found := line.identifier("product_id"))]
+    state = CheckoutState(
+        token=token,
+        cart_token=checkout.identifier("cart_token"),
+        value=total,
+        currency=currency,
+        product_ids=tuple(products[:MAX_PRODUCTS]),
+        stage=_stage(checkout),
+        updated_at=moments.occurred(moments.from_iso(checkout.text("updated_at", "created_at")), context.received_at),
+        completed_at=moments.from_iso(checkout.text("completed_at")),
+        left_after=_left_after(context.settings),
+    )
     event = ContactEvent(
         fact="checkout_started",
         # create and every update of one checkout are one start
@@ -312,15 +332,17 @@ def _checkout_started(checkout: Document, context: Context) -> Normalized:
         entity_id=token,
         object_id_ref=checkout.identifier("cart_token"),
         value=total,
-        currency=currency_code(checkout.text("currency")) if total is not None else None,
-        properties={
-            "productIds": [
-                found for line in checkout.children("line_items") if (found := line.identifier("product_id"))
-            ],
-            "stage": _stage(checkout),
-        },
+        currency=currency,
+        properties={"productIds": products[:MAX_PRODUCTS], "stage": state.stage},
     )
-    return processed("checkout_started", event, person=_buyer(checkout, context))
+    return processed("checkout_started", event, state, person=_buyer(checkout, context))
+
+
+def _left_after(settings: Mapping[str, Any]) -> timedelta:
+    """How long without a change a checkout is not left yet."""
+    minutes = settings.get(LEFT_AFTER_MIN)
+    known = isinstance(minutes, int) and not isinstance(minutes, bool) and minutes > 0
+    return timedelta(minutes=minutes) if known and isinstance(minutes, int) else DEFAULT_LEFT_AFTER
 
 
 def _stage(checkout: Document) -> str:

@@ -41,8 +41,9 @@ _EVENT = ("id", "organization_id", "event_type", "entity_kind", "entity_id", "pa
 class Inbound:
     """Stores deliveries and runs the worker over what they emitted."""
 
-    def __init__(self, database, worker=None):
+    def __init__(self, database, worker=None, clock=None):
         self.database = database
+        self.clock = clock or SystemClock()
         self.keyring = Keyring.parse(Keyring.generate("test"))
         self.worker = worker or WebhookNormalizeWorker()
         self._numbers = itertools.count(1)
@@ -84,10 +85,10 @@ class Inbound:
         return await self.receive("shopify", channel, body, **{"X-Shopify-Topic": topic, **headers})
 
     def pending(self):
-        """The webhook.received events that were not handled here yet, oldest first."""
+        """The events for the worker that were not handled here yet, oldest first."""
         with postgres.connect(self.database.url) as conn:
             rows = conn.cursor(row_factory=dict_row).execute(
-                "SELECT * FROM event_log WHERE event_type = 'webhook.received' ORDER BY seq"
+                "SELECT * FROM event_log WHERE event_type = ANY (%s) ORDER BY seq", [list(self.worker.event_types)]
             )
             return [Event(**{name: row[name] for name in _EVENT}) for row in rows if row["id"] not in self._handled]
 
@@ -119,7 +120,7 @@ class Inbound:
             postgres.act_for(conn, event.organization_id),
         ):
             deliveries = SimpleNamespace(worker=self.worker.name)
-            yield HandlerContext(conn, SystemClock(), deliveries, event)  # type: ignore[arg-type]
+            yield HandlerContext(conn, self.clock, deliveries, event)  # type: ignore[arg-type]
 
     def rows(self, query, *parameters):
         """The rows of a query as dicts, seen as the owner."""

@@ -30,6 +30,7 @@ SENDERS = {
 RECEIVED = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
 ORDER = "820982911946154508"
+CHECKOUT = [("checkout_started:123123123", "421.88", "USD"), ("CheckoutState", "123123123", "421.88")]
 CARLA = ["115310627314723954", "+5562980030003", "carla.nogueira@example.com"]
 
 # Metrics that a sender makes up: their category is custom.
@@ -41,8 +42,8 @@ EXPECTED = {
     "shopify/app_uninstalled": ("processed", "channel_uninstalled", [("ChannelUninstalled",)]),
     "shopify/carts_create": ("ignored", "not_about_a_contact:carts/create", []),
     "shopify/carts_update": ("ignored", "not_about_a_contact:carts/update", []),
-    "shopify/checkouts_create": ("processed", "checkout_started", [("checkout_started:123123123", "421.88", "USD")]),
-    "shopify/checkouts_update": ("processed", "checkout_started", [("checkout_started:123123123", "421.88", "USD")]),
+    "shopify/checkouts_create": ("processed", "checkout_started", CHECKOUT),
+    "shopify/checkouts_update": ("processed", "checkout_started", CHECKOUT),
     "shopify/customers_create": (
         "processed", "customer_created", [("customer_created:706405506930370084", None, None)]),
     "shopify/customers_update": ("processed", "customer_updated", []),
@@ -63,7 +64,7 @@ EXPECTED = {
     "shopify/products_create": ("ignored", "not_about_a_contact:products/create", []),
     "shopify/refunds_create": ("processed", "order_refunded", [("order_refunded:890088186047892319", "85.00", "USD")]),
     "shopify/with_headers/checkouts_create": (
-        "processed", "checkout_started", [("checkout_started:123123123", "421.88", "USD")]),
+        "processed", "checkout_started", CHECKOUT),
     "shopify/with_headers/customers_create": (
         "processed", "customer_created", [("customer_created:706405506930370084", None, None)]),
     "shopify/with_headers/orders_create": (
@@ -240,6 +241,8 @@ def described(fact):
             return (fact.external_id, value, fact.currency)
         case f.OrderState():
             return ("OrderState", fact.external_id, str(fact.total))
+        case f.CheckoutState():
+            return ("CheckoutState", fact.token, str(fact.value))
         case f.OrderEvent():
             return (fact.event_type,)
         case f.CartAbandoned():
