@@ -278,9 +278,7 @@ def serves(address: str) -> bool:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    client = AdminClient(
-        {"bootstrap.servers": address, "log_level": 0, "reconnect.backoff.max.ms": 100}
-    )
+    client = AdminClient({"bootstrap.servers": address, "log_level": 0, "reconnect.backoff.max.ms": 100})
     try:
         return bool(client.list_topics(timeout=2).brokers)
     except KafkaException:

@@ -1,4 +1,4 @@
-"""The four senders as the demo plays them: payloads of their shapes with values of our own, signed and posted as they
+"""The senders as the demo plays them: payloads of their shapes with values of our own, signed and posted as they
 do.
 
 The order of deliveries is as bad as in life: a refund comes before its order, a twin before the purchase it repeats,
@@ -23,6 +23,8 @@ from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from typing import Any
 from zoneinfo import ZoneInfo
+
+from producers.ingest import mapping
 
 SAO_PAULO = ZoneInfo("America/Sao_Paulo")
 POST_WITHIN_S = 20.0
@@ -102,6 +104,21 @@ def sign(source: str, body: bytes, secret: str, at: datetime) -> dict[str, str]:
             return {"x-linkedstore-hmac-sha256": _hmac(key, body).hex()}
         case "whatsapp":
             return {"X-Hub-Signature-256": f"sha256={_hmac(key, body).hex()}"}
+        case "typeform":
+            return {"Typeform-Signature": f"sha256={base64.b64encode(_hmac(key, body)).decode()}"}
+        case "hotmart":
+            return {"X-HOTMART-HOTTOK": secret}
+        case "evolution":
+            return {"X-Webhook-Secret": secret}
+        case "waha":
+            return {
+                "X-Webhook-Hmac": hmac.new(key, body, hashlib.sha512).hexdigest(),
+                "X-Webhook-Hmac-Algorithm": "sha512",
+                "X-Webhook-Timestamp": str(int(at.timestamp() * 1000)),
+            }
+        case "generic":  # as the mapping `courier` says
+            stamp = str(int(at.timestamp()))
+            return {"X-Timestamp": stamp, "X-Signature": f"sha256={_hmac(key, f'{stamp}.'.encode() + body).hex()}"}
         case "stripe":
             timestamp = int(at.timestamp())
             return {"Stripe-Signature": f"t={timestamp},v1={_hmac(key, f'{timestamp}.'.encode() + body).hex()}"}
@@ -248,7 +265,84 @@ def _meta_post(channel: Channel, topic: str, body: dict[str, Any], now: datetime
     return Post(channel, topic, headers, raw, note)
 
 
-_TELLERS = {"shopify": _shopify, "stripe": _stripe, "nuvemshop": _nuvemshop, "whatsapp": _whatsapp}
+def _hotmart(channel: Channel, now: datetime, number: int) -> Iterator[Post]:
+    for place, (name, note) in enumerate(
+        (
+            ("PURCHASE_OUT_OF_SHOPPING_CART", ""),
+            ("PURCHASE_COMPLETE", "a twin that comes before its purchase"),
+            ("PURCHASE_APPROVED", ""),
+            ("PURCHASE_REFUNDED", ""),
+        )
+    ):
+        body = payload(f"hotmart/{name}")
+        bought, told = (int((now - timedelta(minutes=ago)).timestamp() * 1000) for ago in (40, 20 - place))
+        body["creation_date"] = told
+        if purchase := body["data"].get("purchase"):
+            purchase |= {"order_date": bought, "approved_date": bought}
+        raw = json.dumps(body, ensure_ascii=False).encode()
+        yield Post(channel, body["event"], sign("hotmart", raw, channel.secret, now), raw, note)
+
+
+def _typeform(channel: Channel, now: datetime, number: int) -> Iterator[Post]:
+    body = payload("typeform/form_response")
+    at = (now - timedelta(minutes=8)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    body["form_response"] |= {"form_id": channel.account, "landed_at": at, "submitted_at": at}
+    raw = json.dumps(body).encode()
+    yield Post(channel, body["event_type"], sign("typeform", raw, channel.secret, now), raw)
+
+
+def _waha(channel: Channel, now: datetime, number: int) -> Iterator[Post]:
+    for place, (name, note) in enumerate(
+        (
+            ("message", "a number without its ninth digit"),
+            ("message_any", "a twin of the message"),
+            ("message_stop", "nothing more may be sent"),
+            ("session_status", "the phone is to be linked again"),
+        )
+    ):
+        at = now - timedelta(minutes=9 - place)
+        body = payload(f"waha/{name}") | {"session": channel.account, "timestamp": int(at.timestamp() * 1000)}
+        if "timestamp" in body["payload"]:
+            body["payload"]["timestamp"] = int((now - timedelta(minutes=9)).timestamp())
+        raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        yield Post(channel, body["event"], sign("waha", raw, channel.secret, now), raw, note)
+
+
+def _evolution(channel: Channel, now: datetime, number: int) -> Iterator[Post]:
+    for name, note in (
+        ("messages_upsert", "a hidden number, and the phone behind it"),
+        ("messages_upsert_group", "a group is nobody's contact"),
+        ("connection_update", "the phone is to be linked again"),
+    ):
+        at = now - timedelta(minutes=7)
+        body = payload(f"evolution/{name}") | {"instance": channel.account, "date_time": at.isoformat()}
+        if "messageTimestamp" in body["data"]:
+            body["data"]["messageTimestamp"] = int(at.timestamp())
+        raw = json.dumps(body, ensure_ascii=False).encode()
+        yield Post(channel, body["event"], sign("evolution", raw, channel.secret, now), raw, note)
+
+
+def _courier(channel: Channel, now: datetime, number: int) -> Iterator[Post]:
+    """A sender that nobody wrote code for: its fields are named by the mapping that the connection keeps."""
+    for place, sample in enumerate(mapping.samples("courier").values()):
+        at = now - timedelta(minutes=18 - place)
+        shipment = sample["shipment"] | {"order_number": "1001"}
+        body = sample | {"id": f"trk-{place}", "occurred_at": at.isoformat(), "shipment": shipment}
+        raw = json.dumps(body, ensure_ascii=False).encode()
+        yield Post(channel, body["status"], sign("generic", raw, channel.secret, now), raw)
+
+
+_TELLERS = {
+    "shopify": _shopify,
+    "stripe": _stripe,
+    "nuvemshop": _nuvemshop,
+    "whatsapp": _whatsapp,
+    "hotmart": _hotmart,
+    "typeform": _typeform,
+    "waha": _waha,
+    "evolution": _evolution,
+    "generic": _courier,
+}
 
 
 def _hmac(key: bytes, signed: bytes) -> bytes:

@@ -35,10 +35,11 @@ from afluente.local.errors import LocalError
 from afluente.local.processes import COMMAND, Process, stop_all
 from afluente.secrets import Keyring
 from afluente.settings import KafkaSettings
+from consumers.automations import book
 from consumers.outbound import subscriptions
 from consumers.workers import REGISTRY
 from producers import organizations as organizations_named
-from producers.ingest import channels
+from producers.ingest import channels, mapping
 from schemas.topics import Topics
 
 BACKOFF_SCALE = 0.001  # 30 s become 30 ms: eight attempts in about 8 s instead of two hours
@@ -57,6 +58,11 @@ CHANNELS = (
     ("stripe", CASA_VERDE, "acct_1CasaVerdeDemo"),
     ("shopify", CASA_VERDE, "casa-verde.myshopify.com"),
     ("whatsapp", CASA_VERDE, "106540352249002"),
+    ("hotmart", CASA_VERDE, "curso-de-cafe"),
+    ("typeform", LOJA_AZUL, "cafeform"),
+    ("waha", LOJA_AZUL, "loja-azul"),
+    ("evolution", CASA_VERDE, "casa-verde"),
+    ("generic", LOJA_AZUL, "courier"),  # a mapping that is shipped
 )
 # (name, organization, event types, how the receiver behaves)
 SUBSCRIBERS: tuple[tuple[str, str, list[str], dict[str, Any]], ...] = (
@@ -70,6 +76,18 @@ SUBSCRIBERS: tuple[tuple[str, str, list[str], dict[str, Any]], ...] = (
     ),
     ("never-works", LOJA_AZUL, ["lead.lost"], {"then": {"do": "answer", "status": 500, "body": "out of order"}}),
 )
+
+AUTOMATION: dict[str, Any] = {
+    "name": "Obrigado pela compra",
+    "trigger": {"type": "order_paid"},
+    "conditions": {"field": "event.value", "op": "gte", "value": 80},
+    "steps": [
+        {"type": "add_tag", "tag": "cliente"},
+        {"type": "send_message", "body": "Oi {{ contact.first_name | tudo bem }}! Obrigado pela compra."},
+        {"type": "wait", "for": "1s"},
+        {"type": "call_webhook", "url": "", "on_error": "continue"},
+    ],
+}
 
 
 @dataclass(frozen=True)
@@ -272,6 +290,14 @@ def _set_up(cast: _Cast, prepared: stack.Stack, narrator: Narrator) -> _Scene:
             )
             _put(f"{hooks}/control/{name}", {"secrets": [secret], **orders})
             narrator.name_target(str(subscription), name)
+        *steps, call = AUTOMATION["steps"]
+        written = book.create(
+            conn,
+            keyring,
+            organizations[LOJA_AZUL],
+            AUTOMATION | {"steps": [*steps, call | {"url": f"{hooks}/hooks/customers"}]},
+        )
+        book.set_status(conn, book.find(conn, str(written.id)), "enabled", datetime.now(UTC))
     narrator.organizations |= {str(organization_id): name for name, organization_id in organizations.items()}
     return _Scene(organizations, connected, hooks, str(shop_api["url"]))
 
@@ -293,6 +319,7 @@ def _connect(
         source=source,
         secrets={"signature": secret.encode(), **({"api_token": b"demo-token"} if source == "nuvemshop" else {})},
         external_id=account,
+        settings={mapping.SETTING: mapping.example(account)} if source == "generic" else None,
         name=f"{source} of {organization}",
     )
     return senders.Channel(source, f"/webhooks/{source}/{channel_id}", secret, organization, account)
@@ -311,7 +338,8 @@ def _act(
     connected = [replace(channel, url=f"{web}{channel.url}") for channel in scene.channels]
     _put(f"{scene.shop_api}/control/resources", senders.resources(connected, now))
     story = senders.story(connected, now)
-    narrator.title(f"3. {len(story)} webhooks of four senders come in, and what follows from them")
+    told = len({channel.source for channel in connected})
+    narrator.title(f"3. {len(story)} webhooks of {told} senders come in, and what follows from them")
     narrator.say("stack", f"waits between attempts are scaled by {BACKOFF_SCALE}: 30 s are 30 ms here")
     conn = postgres.connect(prepared.postgres.address, application_name="afluente-demo", autocommit=True)
     with conn, report.DelayMeter(settings, Topics(settings.topic_prefix).families()) as delays:
@@ -328,6 +356,7 @@ def _act(
         narrator.title("4. What came of it")
         narrator.table("webhooks as stored", report.inbound(conn))
         narrator.table("deliveries by worker", report.deliveries(conn))
+        narrator.table("runs of the automation", report.runs(conn))
         narrator.table("summaries by contact and metric", report.summaries(conn))
         dead = report.dead_letters(conn)
         narrator.table("dead letters", [{**letter, "target": narrator.target(letter["target"])} for letter in dead])
@@ -340,7 +369,9 @@ def _act(
     figures = f"p50 {delays.percentile(0.5):.1f} ms, p99 {delays.percentile(0.99):.1f} ms"
     narrator.say("", f"{figures} over {len(delays.samples)} records, from the row's clock to a read_committed consumer")
     narrator.say(
-        "", "ten processes and two servers just started on this machine: no measure of a warm one (afluente bench)"
+        "",
+        f"{len(REGISTRY) + 5} processes and two servers just started on this machine: "
+        "no measure of a warm one (afluente bench)",
     )
     narrator.title("6. The reconciliation: afluente verify")
     verify = cast.start("verify", COMMAND, "--quiet", "verify")

@@ -19,6 +19,7 @@ from afluente.settings import KafkaSettings
 _OPEN = """
 SELECT (SELECT count(*) FROM event_log_status WHERE status NOT IN ('done', 'dead'))
      + (SELECT count(*) FROM event_delivery WHERE state IN ('claimed', 'waiting', 'blocked'))
+     + (SELECT count(*) FROM automation_runs WHERE finished_at IS NULL)
      + (SELECT count(*) FROM contact_events WHERE metric_name IS NOT NULL)
      - (SELECT COALESCE(sum(event_count), 0) FROM contact_metrics_summary_v)
 """
@@ -50,6 +51,18 @@ SELECT source, status, count(*) AS deliveries, string_agg(DISTINCT reason, ', ' 
  GROUP BY source, status ORDER BY source, status
 """
 
+_RUNS = """
+SELECT o.name AS organization, a.name AS automation, c.name AS contact, r.state,
+       string_agg(s.type || CASE s.state WHEN 'done' THEN '' ELSE ' (' || coalesce(s.reason, s.state) || ')' END, ', '
+                  ORDER BY s.step) AS steps
+  FROM automation_runs r
+  JOIN automations a ON a.organization_id = r.organization_id AND a.id = r.automation_id
+  JOIN organizations o ON o.id = r.organization_id
+  LEFT JOIN contacts c ON c.organization_id = r.organization_id AND c.id = r.contact_id
+  LEFT JOIN automation_step_runs s ON s.organization_id = r.organization_id AND s.run_id = r.id
+ GROUP BY o.name, a.name, c.name, r.id ORDER BY o.name, r.started_at
+"""
+
 
 def open_events(conn: psycopg.Connection[Any]) -> int:
     """Committed events that some worker has not finished with, and contact events not in the summaries yet."""
@@ -65,6 +78,10 @@ def rows(conn: psycopg.Connection[Any], query: str) -> list[dict[str, Any]]:
 
 def summaries(conn: psycopg.Connection[Any]) -> list[dict[str, Any]]:
     return rows(conn, _SUMMARIES)
+
+
+def runs(conn: psycopg.Connection[Any]) -> list[dict[str, Any]]:
+    return rows(conn, _RUNS)
 
 
 def deliveries(conn: psycopg.Connection[Any]) -> list[dict[str, Any]]:
