@@ -41,7 +41,10 @@ WORKER_TARGETS: dict[str, tuple[float | None, float | None]] = {
     "retry_peak_share": (None, 0.15),
 }
 LOAD_TARGETS: dict[str, tuple[float | None, float | None]] = {"lag_s": (None, 30.0), "missing": (None, 0.0)}
-_TARGETS = {"relay": TARGETS, "worker": WORKER_TARGETS, "load": LOAD_TARGETS}
+INGEST_TARGETS: dict[str, tuple[float | None, float | None]] = {
+    name: (0.7, None) for name in ("receiver_vs_bare", "normalise_vs_bare", "import_vs_copy")
+}
+_TARGETS = {"relay": TARGETS, "worker": WORKER_TARGETS, "load": LOAD_TARGETS, "ingest": INGEST_TARGETS}
 
 
 @dataclass

@@ -30,11 +30,10 @@ SLOTS = 20
 
 
 @dataclass(frozen=True)
-class Servers:
-    """`folder` is for logs and files of the runs; `environment` what commands inherit."""
+class Database:
+    """A Postgres of its own. `folder` is for logs and files of the runs; `environment` what commands inherit."""
 
     folder: Path
-    kafka: EmbeddedKafka
     postgres: EmbeddedPostgres
     environment: Mapping[str, str]
 
@@ -42,17 +41,10 @@ class Servers:
     def postgres_pid(self) -> int:
         return _pid(self.postgres.folder)
 
-    @property
-    def kafka_pid(self) -> int:
-        return _pid(self.kafka.folder)
-
     def versions(self) -> dict[str, str]:
         with psycopg.connect(self.postgres.url) as conn:
             (postgres,) = conn.execute("SHOW server_version").fetchone() or ("?",)
-        return {"postgres": str(postgres), "kafka": self.kafka.version}
-
-    def settings(self, prefix: str = "") -> KafkaSettings:
-        return KafkaSettings(bootstrap_servers=self.kafka.bootstrap_servers, topic_prefix=prefix)
+        return {"postgres": str(postgres)}
 
     def database(self, name: str) -> str:
         """The URL of a new, migrated database."""
@@ -69,6 +61,42 @@ class Servers:
         """What one peer has written is flushed now, and not while the next one is measured."""
         with psycopg.connect(self.postgres.url, autocommit=True) as admin:
             admin.execute("CHECKPOINT")
+
+    def process(
+        self,
+        arguments: Sequence[str],
+        url: str,
+        name: str,
+        more: Mapping[str, str],
+        heard: Callable[[Line], None] | None = None,
+    ) -> Process:
+        """A command of ours as it is in production: with no settings but where its servers are, and `more`."""
+        environment = {key: value for key, value in self.environment.items() if not key.startswith("AFLUENTE_")}
+        environment |= {
+            "DATABASE_URL": url,
+            "LOG_FORMAT": "json",
+            "LOG_LEVEL": "info",
+            "PYTHONUNBUFFERED": "1",
+            **more,
+        }
+        return Process([COMMAND, *arguments], environment, self.folder / f"{name}.log", heard)
+
+
+@dataclass(frozen=True)
+class Servers(Database):
+    """The same with a broker beside it."""
+
+    kafka: EmbeddedKafka
+
+    @property
+    def kafka_pid(self) -> int:
+        return _pid(self.kafka.folder)
+
+    def versions(self) -> dict[str, str]:
+        return super().versions() | {"kafka": self.kafka.version}
+
+    def settings(self, prefix: str = "") -> KafkaSettings:
+        return KafkaSettings(bootstrap_servers=self.kafka.bootstrap_servers, topic_prefix=prefix)
 
     @contextmanager
     def topics(self, prefix: str, workers: Sequence[str] = (), family: str | None = None) -> Iterator[Topics]:
@@ -109,16 +137,27 @@ class Servers:
         heard: Callable[[Line], None] | None = None,
     ) -> Process:
         """A command of ours as it is in production: with no settings but where its servers are."""
-        environment = {key: value for key, value in self.environment.items() if not key.startswith("AFLUENTE_")}
-        environment |= {
-            "DATABASE_URL": url,
-            "KAFKA_BOOTSTRAP_SERVERS": self.kafka.bootstrap_servers,
-            "AFLUENTE_TOPIC_PREFIX": prefix,
-            "LOG_FORMAT": "json",
-            "LOG_LEVEL": "info",
-            "PYTHONUNBUFFERED": "1",
-        }
-        return Process([COMMAND, *arguments], environment, self.folder / f"{name}.log", heard)
+        more = {"KAFKA_BOOTSTRAP_SERVERS": self.kafka.bootstrap_servers, "AFLUENTE_TOPIC_PREFIX": prefix}
+        return self.process(arguments, url, name, more, heard)
+
+
+@contextmanager
+def postgres_alone(folder: Path, environment: Mapping[str, str], *, keep: bool = False) -> Iterator[Database]:
+    """Start a Postgres alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    server = None
+    try:
+        server = start_postgres(folder / "postgres")
+        _make_template(server)
+        yield Database(folder, server, environment)
+    finally:
+        if server is not None:
+            if keep:
+                server.stop()
+            else:
+                server.remove()
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -138,11 +177,8 @@ def started(folder: Path, environment: Mapping[str, str], *, logical: bool, keep
                     admin.execute(f"ALTER SYSTEM SET {name} = '{value}'")
             server = server.restart()
         broker = start_kafka(folder / "kafka", optimise=True)
-        with psycopg.connect(server.url, autocommit=True) as admin:
-            admin.execute(f"CREATE DATABASE {TEMPLATE}")
-        with psycopg.connect(server.url_of(TEMPLATE), autocommit=True) as conn:
-            migrate.up(conn)
-        yield Servers(folder, broker, server, environment)
+        _make_template(server)
+        yield Servers(folder, server, environment, broker)
     finally:
         if broker is not None:
             broker.kill()
@@ -153,6 +189,13 @@ def started(folder: Path, environment: Mapping[str, str], *, logical: bool, keep
                 server.remove()
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_template(server: EmbeddedPostgres) -> None:
+    with psycopg.connect(server.url, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {TEMPLATE}")
+    with psycopg.connect(server.url_of(TEMPLATE), autocommit=True) as conn:
+        migrate.up(conn)
 
 
 def _missing(admin: AdminClient, specs: list[TopicSpec]) -> list[topics_apply.Difference]:

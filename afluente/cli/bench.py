@@ -184,6 +184,53 @@ def load(
         raise typer.Exit(Exit.FOUND)
 
 
+@app.command()
+def ingest(
+    part: Annotated[
+        list[str] | None,
+        typer.Option("--part", metavar="receiver|normalise|worker|import", help="only these; repeat it"),
+    ] = None,
+    posts: Annotated[int, typer.Option("--posts", min=100, help="of each receiver run")] = 10_000,
+    connections: Annotated[int, typer.Option("--connections", min=1, max=256, help="that post at once")] = 32,
+    deliveries: Annotated[int, typer.Option("--deliveries", min=100, help="for the normalise worker")] = 2_000,
+    rows: Annotated[int, typer.Option("--rows", min=1_000, help="contact events to import")] = 1_000_000,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="of each measurement; the median counts")] = 3,
+    state_dir: Annotated[Path, typer.Option("--state-dir", help="where its servers and logs are while it runs")] = Path(
+        ".afluente/bench"
+    ),
+    keep: Annotated[bool, typer.Option("--keep", help="leave the data and logs there")] = False,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="also write everything to this file as Markdown")
+    ] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Measure ingest: the receiver beside a bare endpoint, normalising, the normalise worker, imports beside COPY.
+
+    On a Postgres of its own, and a broker for the worker; endpoint and load generator are processes. Counts every row
+    and fails when one side did less than the work. JSON keys: bench, machine, versions, settings, figures {flat}, runs
+    {by part}, began_at, took_s.
+
+    \b
+    Examples:
+      afluente bench ingest --part receiver --posts 2000 --runs 1
+      afluente bench ingest --format json
+    """
+    from bench import ingest as bench
+
+    plan = bench.Plan(
+        folder=state_dir.absolute() / str(os.getpid()),
+        posts=posts,
+        connections=connections,
+        deliveries=deliveries,
+        rows=rows,
+        runs=runs,
+        parts=_chosen(bench.Part, part, "--part") or tuple(bench.Part),
+        keep=keep,
+    )
+    _end_with_it()
+    _tell(bench.run(plan, dict(os.environ), say), report, format)
+
+
 def _tell(result: Result, report: Path | None, format: Format) -> None:
     from bench.report import judged, markdown
 
