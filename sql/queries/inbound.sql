@@ -29,6 +29,43 @@ SELECT ci.contact_id
  GROUP BY ci.contact_id
  ORDER BY min(i.place);
 
+-- name: hidden_contact
+-- Who is known by this hidden number and by nothing else, and the contact of the phone behind it, when they are two.
+SELECT h.contact_id, p.contact_id
+  FROM contact_identities h
+  JOIN contact_identities p
+    ON p.organization_id = h.organization_id
+   AND p.kind = 'phone'
+   AND p.source = ''
+   AND p.value = %(phone)s
+   AND p.contact_id <> h.contact_id
+ WHERE h.organization_id = %(organization_id)s
+   AND h.kind = 'external'
+   AND h.source = 'whatsapp_lid'
+   AND h.value = %(lid)s
+   AND NOT EXISTS (
+       SELECT
+         FROM contact_identities other
+        WHERE other.organization_id = h.organization_id
+          AND other.contact_id = h.contact_id
+          AND other.source <> 'whatsapp_lid')
+   AND NOT EXISTS (
+       SELECT
+         FROM contacts c
+        WHERE c.organization_id = h.organization_id
+          AND c.id IN (h.contact_id, p.contact_id)
+          AND (c.anonymized_at IS NOT NULL OR c.merged_into IS NOT NULL));
+
+-- name: merge_hidden
+SELECT contact_id
+  FROM merge_contacts(
+    from_contact_id => %(from_contact_id)s,
+    into_contact_id => %(into_contact_id)s,
+    actor_id        => %(actor_id)s,
+    reason          => 'WhatsApp names the phone behind a hidden number',
+    actor_kind      => 'worker',
+    metadata        => %(metadata)s);
+
 -- name: contact_of_order_by_id
 SELECT contact_id
   FROM orders

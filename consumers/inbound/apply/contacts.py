@@ -1,6 +1,7 @@
 """Contacts by their identities, and what a person says about itself: its new number, whether it wants messages.
 
-What must stay true: identities that name two contacts merge nothing silently, a person is asked; a person's newest word
+What must stay true: identities that name two contacts merge nothing silently, a person is asked, unless WhatsApp says
+itself whose a hidden number is; a person's newest word
 counts, and an older one that comes late changes nothing.
 """
 
@@ -13,7 +14,9 @@ from psycopg.types.json import Jsonb
 
 from consumers.inbound.apply.contact_events import ContactEvents
 from consumers.inbound.apply.writing import Writing
+from producers.emit import to_json
 from producers.ingest.normalize import facts as f
+from producers.ingest.normalize.jids import LID_SOURCE
 from producers.ingest.normalize.keywords import StopWord
 
 
@@ -33,8 +36,28 @@ class Contacts:
         if created:
             await self._created(contact_id, person)
         if conflict:
+            unmasked = await self._unmasked(person)
+            if unmasked is not None:
+                return unmasked
             await self._conflict(person)
         return UUID(str(contact_id))
+
+    async def _unmasked(self, person: f.Person) -> UUID | None:
+        """WhatsApp itself says whose a hidden number is: who was known by nothing else is merged into the phone's
+        contact, and that one returned. None when it is not as clear as that."""
+        lid = next((i.value for i in person.identities if i.source == LID_SOURCE), None)
+        phone = next((i.value for i in person.identities if i.kind == "phone"), None)
+        row = await self._writing.one("hidden_contact", lid=lid, phone=phone) if lid and phone else None
+        if row is None:
+            return None
+        merged = await self._writing.one(
+            "merge_hidden",
+            from_contact_id=row[0],
+            into_contact_id=row[1],
+            actor_id=self._writing.delivery.worker,
+            metadata=to_json(self._writing.metadata(), "metadata"),
+        )
+        return None if merged is None else UUID(str(merged[0]))
 
     async def find(self, person: f.Person) -> UUID | None:
         """The person's contact if there is one."""

@@ -114,7 +114,7 @@ class Messages:
         self, message: f.OutgoingMessage, message_id: UUID, conversation_id: UUID, contact_id: UUID
     ) -> None:
         """What became of a message before it was known here: told now, as if it had come in order."""
-        for kind, at, error_code, error_message, retryable in await self._writing.all(
+        for kind, at, error_code, error_message, retryable in await self._writing.rows(
             "held_statuses", waha_message_id=self._id(message.wamid)
         ):
             status = f.MessageStatus(

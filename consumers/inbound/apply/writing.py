@@ -70,11 +70,6 @@ class Writing:
         cursor = await self.ctx.connection.execute(_SQL[query], given)
         return await cursor.fetchall()
 
-    async def all(self, query: str, /, **parameters: Any) -> list[tuple[Any, ...]]:
-        """All rows of a named query of inbound.sql."""
-        given = {"organization_id": self.delivery.organization_id, **parameters}
-        return await (await self.ctx.connection.execute(_SQL[query], given)).fetchall()
-
     async def execute(self, query: str, /, **parameters: Any) -> None:
         given = {"organization_id": self.delivery.organization_id, **parameters}
         await self.ctx.connection.execute(_SQL[query], given)

@@ -125,6 +125,33 @@ async def test_hidden_number_is_a_contact_without_a_phone(inbound, evolution):
     assert phone == [{"as_received": "556280030003"}]
 
 
+async def test_hidden_number_of_somebody_known_by_phone_is_merged_when_whatsapp_says_so(inbound, evolution):
+    carla = "556280030003@s.whatsapp.net"
+    await play(inbound, evolution, upsert("A", jid=carla), upsert("B", jid=LID))
+    assert len(inbound.rows("SELECT FROM contacts")) == 2
+    await play(
+        inbound, evolution, upsert("C", jid=LID, remoteJidAlt=carla), upsert("D", jid=LID), upsert("B", jid=carla)
+    )
+    (stays,) = inbound.rows("SELECT id, phone_e164 FROM contacts WHERE merged_into IS NULL")
+    assert stays["phone_e164"] == "+5562980030003"
+    (merged,) = inbound.emitted("contact.merged")
+    assert merged["into_contact_id"] == str(stays["id"])
+    assert inbound.rows("SELECT contact_id, count(*) AS n FROM messages GROUP BY 1") == [
+        {"contact_id": stays["id"], "n": 4}
+    ]
+    assert inbound.rows("SELECT FROM alerts") == []
+    (entry,) = inbound.rows("SELECT actor_kind, actor_id FROM audit_logs WHERE action = 'contact.merged'")
+    assert entry == {"actor_kind": "worker", "actor_id": "webhook-normalize-worker"}
+
+
+async def test_hidden_number_of_somebody_known_by_more_is_a_question(inbound, evolution):
+    await play(inbound, evolution, upsert("A", jid="556280030003@s.whatsapp.net"))
+    await play(inbound, evolution, upsert("B", jid=LID, senderPn="5521900020002@s.whatsapp.net"))
+    await play(inbound, evolution, upsert("C", jid=LID, senderPn="556280030003@s.whatsapp.net"))
+    assert inbound.emitted("contact.merged") == []
+    assert [row["kind"] for row in inbound.rows("SELECT kind FROM alerts")] == ["contact_conflict"]
+
+
 async def test_groups_and_broadcasts_leave_no_row(inbound, evolution):
     for jid in ("1203@g.us", "status@broadcast", "12@newsletter"):
         await play(inbound, evolution, upsert("A", jid=jid, participant=ANA))
