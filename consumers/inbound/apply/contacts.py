@@ -1,8 +1,7 @@
 """Contacts by their identities, and what a person says about itself: its new number, whether it wants messages.
 
-What must stay true: identities that name two contacts merge nothing silently, a person is asked, unless WhatsApp says
-itself whose a hidden number is; a person's newest word
-counts, and an older one that comes late changes nothing.
+What must stay true: identities that name two contacts merge nothing silently, a person is asked, unless WhatsApp itself
+says whose a hidden number is; a person's newest word counts, and an older one that comes late changes nothing.
 """
 
 from __future__ import annotations
