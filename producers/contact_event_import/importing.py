@@ -387,7 +387,8 @@ class _Lane:
                     },
                 ).fetchone()
             assert row is not None
-            yield row
+            duplicates, created, rejected = row
+            yield len(items) - duplicates - len(rejected), duplicates, created, rejected
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             if len(items) == 1:
                 reason = (error.diag.message_primary or str(error)).strip()

@@ -2,11 +2,13 @@
 -- The body of record_contact_events, on items that are typed already (an import stages them with COPY).
 --
 -- afluente.contact_event_item has no defaults: source_type is EXTERNAL, contact_source is source, currency BRL when there is
--- a value, times now, properties none; a contact event type and a metric that name the same facts are both set.
+-- a value, times now, properties none; a contact event type and a metric that name the same facts are both set. Without
+-- `all_outcomes` only the items are told that were not recorded, or made a contact.
 CREATE OR REPLACE FUNCTION afluente.record_contact_event_items(
     items           afluente.contact_event_item[],
     create_contacts boolean DEFAULT false,
-    metadata        jsonb DEFAULT '{}'
+    metadata        jsonb DEFAULT '{}',
+    all_outcomes    boolean DEFAULT true
 )
 RETURNS TABLE (n integer, contact_event_id uuid, outcome text, reason text, contact_created boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -20,6 +22,7 @@ DECLARE
     _metadata        jsonb := record_contact_event_items.metadata
                               || jsonb_build_object('emitted_at', extract(epoch FROM clock_timestamp()));
     _now             timestamptz := afluente.event_clock();
+    _now_text        text := to_char(_now AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"');
     _ids             uuid[];
     _outcomes        text[];
     _reasons         text[];
@@ -161,7 +164,8 @@ BEGIN
                    'value', e.value::text,
                    'currency', e.currency,
                    'occurred_at', to_char(e.occurred_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
-                   'received_at', to_char(e.received_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
+                   'received_at', CASE e.received_at WHEN _now THEN _now_text ELSE
+                       to_char(e.received_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"') END,
                    'properties', e.properties),
                _metadata, _now
           FROM inserted e
@@ -175,6 +179,10 @@ BEGIN
            array_agg(i.why ORDER BY i.ordinality)
       INTO _ids, _outcomes, _reasons
       FROM item i;
+
+    IF NOT all_outcomes AND _created = '{}' AND NOT _outcomes && '{duplicate,rejected}' THEN
+        RETURN;
+    END IF;
 
     -- 4. What became of each. The rows that stood in the way of a duplicate are seen from here on only.
     RETURN QUERY
@@ -195,9 +203,10 @@ BEGIN
            o.outcome, o.reason, i.n = ANY (_created)
       FROM unnest(items) WITH ORDINALITY i
       JOIN unnest(_ids, _outcomes, _reasons) WITH ORDINALITY o (id, outcome, reason, ordinality) USING (ordinality)
+     WHERE all_outcomes OR o.outcome <> 'recorded' OR i.n = ANY (_created)
      ORDER BY i.ordinality;
 END
 $$;
-REVOKE ALL ON FUNCTION afluente.record_contact_event_items(afluente.contact_event_item[], boolean, jsonb) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION afluente.record_contact_event_items(afluente.contact_event_item[], boolean, jsonb)
+REVOKE ALL ON FUNCTION afluente.record_contact_event_items(afluente.contact_event_item[], boolean, jsonb, boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION afluente.record_contact_event_items(afluente.contact_event_item[], boolean, jsonb, boolean)
     TO afluente_app, afluente_worker, afluente_admin;

@@ -1,6 +1,6 @@
 DROP TABLE contact_event_import_batch, contact_event_import;
 DROP FUNCTION record_contact_events(json, boolean, uuid, jsonb);
-DROP FUNCTION afluente.record_contact_event_items(afluente.contact_event_item[], boolean, jsonb);
+DROP FUNCTION afluente.record_contact_event_items(afluente.contact_event_item[], boolean, jsonb, boolean);
 DROP TYPE afluente.contact_event_item;
 DROP FUNCTION merge_contacts(uuid, uuid, text, text, text, jsonb);
 DROP FUNCTION update_contact(uuid, jsonb, text, jsonb);

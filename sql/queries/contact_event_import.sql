@@ -26,9 +26,8 @@ ON CONFLICT DO NOTHING
 RETURNING batch;
 
 -- name: record
--- The staged items as facts; counts, and the items that were not recorded.
-SELECT count(*) FILTER (WHERE r.outcome = 'recorded'),
-       count(*) FILTER (WHERE r.outcome = 'duplicate'),
+-- The staged items as facts; how many were not recorded, as duplicates or not at all, and the latter with their reasons.
+SELECT count(*) FILTER (WHERE r.outcome = 'duplicate'),
        count(*) FILTER (WHERE r.contact_created),
        COALESCE(json_agg(json_build_array(r.n, r.reason) ORDER BY r.n) FILTER (WHERE r.outcome = 'rejected'), '[]')
   FROM afluente.record_contact_event_items(
@@ -40,7 +39,7 @@ SELECT count(*) FILTER (WHERE r.outcome = 'recorded'),
                            FROM contact_event_staging
                           WHERE n BETWEEN %(first)s AND %(last)s
                           ORDER BY n) s),
-           %(create_contacts)s, %(metadata)s) r;
+           %(create_contacts)s, %(metadata)s, all_outcomes => false) r;
 
 -- name: count
 UPDATE contact_event_import_batch

@@ -6,7 +6,7 @@ SELECT c.id, c.name, c.phone_e164 AS phone, c.email, c.subscriber_state, c.sourc
  WHERE c.organization_id = %(organization_id)s
    AND c.merged_into IS NULL
    AND (%(search)s::text IS NULL
-        OR c.name ILIKE '%%' || %(search)s || '%%'
+        OR position(lower(%(search)s) IN lower(c.name)) > 0
         OR EXISTS (SELECT FROM contact_identities i
                     WHERE i.organization_id = c.organization_id
                       AND i.contact_id = c.id
