@@ -121,10 +121,12 @@ class Contacts:
         if row is None:
             await self._conflict(f.Person((*fact.person.identities, new)))
             return
-        await self._writing.execute("set_phone", contact_id=contact_id, phone=new.value)
+        is_phone = new.kind == "phone"
+        if is_phone:
+            await self._writing.execute("set_phone", contact_id=contact_id, phone=new.value)
         await self._events.record(
             contact_id,
-            fact=f"number_changed:{contact_id}:{new.value}",
+            fact=f"{'number' if is_phone else 'user_id'}_changed:{contact_id}:{new.value}",
             event_type=None,
             metric="Contact Updated",
             occurred_at=fact.occurred_at,

@@ -257,7 +257,7 @@ class Preference:
 
 @dataclass(frozen=True)
 class NumberChanged:
-    """A person has a new number: `person` names the old one."""
+    """A person has a new number, or a new id at the sender: `person` names the old one."""
 
     person: Person
     new_identity: Identity

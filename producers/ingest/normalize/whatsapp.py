@@ -4,6 +4,11 @@ One part holds many changes of one number; each message is a fact of its own, fo
 a status) does not stop the rest: a message of unknown type is still a message, anything else is counted as not
 understood.
 
+Types of a message: text, image, video, audio (also voice), document, sticker, location, contacts, interactive
+(button_reply, list_reply, nfm_reply), button, order, unsupported and unknown with their errors; reaction, edit and revoke
+are about an earlier message; system is a new number, a new id, or a new device. Fields: messages, smb_message_echoes,
+user_preferences, user_id_update; history, address book, calls and groups are passed over, and what is about the account.
+
 A message names its sender twice, by number and, in newer shapes, by a business-scoped id; users with user names have no
 number. Times are text with epoch seconds, in preferences a number.
 """
@@ -51,6 +56,7 @@ _STATUSES: Mapping[str, Literal["sent", "delivered", "read", "played", "failed",
     "warning": "warning",
 }
 _MEDIA = ("image", "video", "audio", "document", "sticker")
+_NEW_NUMBER, _NEW_USER_ID = ("user_changed_number", "customer_changed_number"), "user_changed_user_id"
 _CHANGES = frozenset({"edit", "revoke", "reaction"})
 _CONSENT = {"stop": False, "resume": True, "signup": True}
 _ABOUT_ACCOUNTS = (
@@ -127,10 +133,23 @@ def _preferences(value: Document, context: Context, found: Gathered) -> None:
         )
 
 
+def _user_ids(value: Document, context: Context, found: Gathered) -> None:
+    """With a new number comes a new business-scoped id: this says which one it was before."""
+    for update in value.children("user_id_update"):
+        ids = update.child("user_id")
+        old, new = (external_identity(SOURCE, ids.identifier(name)) for name in ("previous", "current"))
+        if old is None or new is None:
+            found.unknown("user_id_update")
+            continue
+        at = moments.occurred(moments.from_epoch_s(update.raw("timestamp")), context.received_at)
+        found.fact("user_id_changed", NumberChanged(person=person(old), new_identity=new, occurred_at=at))
+
+
 _FIELDS: Mapping[str, Callable[[Document, Context, Gathered], None]] = {
     "messages": _messages,
     "smb_message_echoes": _messages,
     "user_preferences": _preferences,
+    "user_id_update": _user_ids,
 }
 
 
@@ -172,6 +191,10 @@ def _message(message: Document, names: _Names, beside: list[Any], context: Conte
     who = names.person(message.identifier("from"), message.identifier("from_user_id"))
     if "group_id" in message:
         found.nothing("group")
+        return
+    if kind == "system" and not who and message.child("system").text("type") == _NEW_USER_ID:
+        # Without the old id this names nobody; `user_id_update` says both.
+        found.nothing("user_id_changed")
         return
     if wamid is None or not who:
         found.unknown("message")
@@ -279,11 +302,14 @@ def _change(kind: str, message: Document, who: Person, wamid: str, at: datetime,
 
 
 def _system(system: Document, who: Person, at: datetime, found: Gathered) -> None:
-    """The person has a new number, or a new device ("identity"), which changes nothing here."""
+    """The person has a new number, a new id, or a new device ("identity"), which changes nothing here."""
     kind = system.text("type") or ""
-    new = _phone(system.identifier("wa_id") or system.identifier("new_wa_id"))
-    if kind in ("user_changed_number", "customer_changed_number") and new is not None:
-        found.fact("number_changed", NumberChanged(person=who, new_identity=new, occurred_at=at))
+    phone = _phone(system.identifier("wa_id") or system.identifier("new_wa_id"))
+    user_id = external_identity(SOURCE, system.identifier("user_id"))
+    new = [identity for identity in (phone, user_id) if identity is not None]
+    if new and (kind == _NEW_USER_ID or (kind in _NEW_NUMBER and phone is not None)):
+        for identity in new:
+            found.fact("number_changed", NumberChanged(person=who, new_identity=identity, occurred_at=at))
     elif kind in ("customer_identity_changed", "user_identity_changed"):
         found.nothing("identity_changed")
     else:

@@ -294,6 +294,27 @@ async def test_changed_number_is_the_same_person(inbound, channel):
     assert len(inbound.rows("SELECT FROM messages")) == 2
 
 
+async def test_new_number_brings_a_new_id_and_it_is_the_same_person(inbound, channel):
+    contacts = [{"profile": {"name": "Ana"}, "wa_id": ANA, "user_id": "BR.1"}]
+    moved = changed()
+    moved["system"]["user_id"] = "BR.2"
+    told = post(user_id_update=[{"user_id": {"previous": "BR.2", "current": "BR.3"}, "timestamp": "1700000100"}])
+    told["entry"][0]["changes"][0]["field"] = "user_id_update"
+    nobody = {
+        "id": "s2",
+        "timestamp": "1",
+        "type": "system",
+        "system": {"type": "user_changed_user_id", "user_id": "BR.3"},
+    }
+    hidden = text("w2", from_user_id="BR.3")
+    del hidden["from"]
+    await play(inbound, channel, post([text("w1")], contacts=contacts), post([moved], contacts=[{}]), told)
+    await play(inbound, channel, post([nobody], contacts=[{}]), post([hidden], contacts=[{}]))
+    assert inbound.rows("SELECT phone_e164 FROM contacts") == [{"phone_e164": "+5511900010099"}]
+    assert len(inbound.rows("SELECT FROM messages")) == 2
+    assert ("ignored", "user_id_changed") in inbound.outcomes()
+
+
 async def test_changed_number_of_somebody_else_is_not_a_silent_merge(inbound, channel):
     await play(
         inbound,
