@@ -5,9 +5,10 @@ a status) does not stop the rest: a message of unknown type is still a message, 
 understood.
 
 Types of a message: text, image, video, audio (also voice), document, sticker, location, contacts, interactive
-(button_reply, list_reply, nfm_reply), button, order, unsupported and unknown with their errors; reaction, edit and revoke
-are about an earlier message; system is a new number, a new id, or a new device. Fields: messages, smb_message_echoes,
-user_preferences, user_id_update; history, address book, calls and groups are passed over, and what is about the account.
+(button_reply, list_reply, nfm_reply), button, order, unsupported and unknown with their errors; reaction, edit and
+revoke are about an earlier message; system is a new number, a new id, or a new device. Fields: messages,
+smb_message_echoes, user_preferences, user_id_update; history, address book, calls and groups are passed over, and what
+is about the account.
 
 A message names its sender twice, by number and, in newer shapes, by a business-scoped id; users with user names have no
 number. Times are text with epoch seconds, in preferences a number.
