@@ -118,7 +118,7 @@ def add(
     keyring = _keyring(settings)
     given = _read(secret)
     made = given is None
-    plain = given or f"whsec_{random.token_urlsafe(32)}"
+    plain = given or channels.new_secret(source, given_settings)
     plains = {"signature": plain.encode()}
     token = _read(verify_token) or (random.token_urlsafe(24) if source == "whatsapp" else None)
     if token:
@@ -201,9 +201,9 @@ def rotate(
     settings = WebSettings.read(os.environ)
     keyring = _keyring(settings)
     given = _read(secret)
-    plain = given or f"whsec_{random.token_urlsafe(32)}"
     until = datetime.now(UTC) + timedelta(hours=overlap_h)
     with postgres.connect(settings.postgres.dsn, application_name="afluente channel rotate") as conn:
+        plain = given or channels.new_secret_of(conn, channel)
         channels.rotate(conn, keyring, channel, purpose, plain.encode(), until)
     show({"id": str(channel), "old_valid_until": until} | ({} if given else {"secret": plain}), format)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets as random
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -15,8 +16,8 @@ import sql
 from afluente.errors import Refused
 from afluente.secrets import Keyring
 from producers.ingest import mapping
-from producers.ingest.sources import registered
-from producers.ingest.store import seal_purpose
+from producers.ingest.sources import generic, registered
+from producers.ingest.store import SIGNATURE, seal_purpose
 
 Connection = psycopg.Connection[Any]
 
@@ -44,6 +45,8 @@ def add(
     if source not in known:
         raise Refused(f"no sender is called {source!r}", hint=f"one of {', '.join(sorted(known))}")
     known[source].check_settings(settings or {})
+    if SIGNATURE in secrets:
+        known[source].check_secret(settings or {}, secrets[SIGNATURE])
     if settings and source == GENERIC:
         own = settings[mapping.SETTING]["source"]
         if external_id not in (None, own):
@@ -98,13 +101,24 @@ def put_secret(
     )
 
 
+def new_secret(source: str, settings: Mapping[str, Any]) -> str:
+    """A secret for a connection whose sender takes ours, as it can use it."""
+    return generic.new_secret(settings) if source == GENERIC else f"whsec_{random.token_urlsafe(32)}"
+
+
+def new_secret_of(conn: Connection, channel_id: UUID) -> str:
+    """The same for a connection that is there."""
+    row = _one(conn, channel_id)
+    return new_secret(row[2], row[3])
+
+
 def rotate(
     conn: Connection, keyring: Keyring, channel_id: UUID, purpose: str, plain: bytes, old_valid_until: datetime
 ) -> None:
     """Put a new secret beside the newest one, which stays valid until then. The one before that is gone."""
-    row = conn.execute(_query("one"), {"channel_id": channel_id}).fetchone()
-    if row is None:
-        raise Refused(f"no connection has the id {channel_id}", hint="`afluente channel list` shows the connections")
+    row = _one(conn, channel_id)
+    if purpose == SIGNATURE:
+        registered()[row[2]].check_secret(row[3], plain)
     slots = [found[0] for found in conn.execute(_query("secrets"), {"channel_id": channel_id, "purpose": purpose})]
     newest = slots[-1] if slots else None
     if newest is not None:
@@ -149,6 +163,14 @@ def listed(conn: Connection, organization_id: UUID | None = None) -> list[dict[s
     """All connections, or those of one organization, as rows for people."""
     with conn.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(_query("list"), {"organization_id": organization_id}).fetchall()
+
+
+def _one(conn: Connection, channel_id: UUID) -> tuple[Any, ...]:
+    """id, organization, sender and settings of a connection."""
+    row: tuple[Any, ...] | None = conn.execute(_query("one"), {"channel_id": channel_id}).fetchone()
+    if row is None:
+        raise Refused(f"no connection has the id {channel_id}", hint="`afluente channel list` shows the connections")
+    return row
 
 
 def _query(name: str) -> str:

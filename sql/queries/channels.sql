@@ -28,7 +28,7 @@ UPDATE channel_secrets
    AND slot = %(slot)s;
 
 -- name: one
-SELECT id, organization_id, source
+SELECT id, organization_id, source, settings
   FROM channels
  WHERE id = %(channel_id)s;
 

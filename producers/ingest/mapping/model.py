@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from producers.ingest.mapping.paths import Path, parse
+from producers.ingest.sources import COMMON_HEADERS
 from schemas.contact_events import CONTACT_EVENT_TYPES, SCHEDULE_TRIGGER_METRIC, WEBHOOK_TRIGGER_METRIC, metric_of
 
 MAX_RULES, MAX_FACTS, MAX_CONDITIONS, MAX_TOPICS = 100, 10, 20, 100
@@ -427,6 +428,8 @@ class Mapping(Strict):
     def _reads_what_is_there(self) -> Self:
         if isinstance(self.verify, Token) and self.verify.header in self.data_headers():
             raise ValueError("verify.header: the header of the token is not read as data")
+        if isinstance(self.verify, Token) and self.verify.header in COMMON_HEADERS:
+            raise ValueError("verify.header: this header is kept and logged: a token cannot stand in it")
         if self.each is None:
             for place, value in _values(self):
                 if value.path is not None and value.path.of_item:

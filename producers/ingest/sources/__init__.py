@@ -42,6 +42,10 @@ def _take_any(settings: Mapping[str, Any]) -> None:
     """For senders without settings of their own."""
 
 
+def _take_any_secret(settings: Mapping[str, Any], secret: bytes) -> None:
+    """For senders whose secrets are texts."""
+
+
 @dataclass(frozen=True)
 class Source:
     """One sender."""
@@ -70,6 +74,9 @@ class Source:
 
     check_settings: Callable[[Mapping[str, Any]], None] = _take_any
     """Whether a connection may have these settings: raises Refused, which names the field that is wrong."""
+
+    check_secret: Callable[[Mapping[str, Any], bytes], None] = _take_any_secret
+    """Whether a connection with these settings can use a secret: raises Refused."""
 
     def of(self, settings: Mapping[str, Any]) -> Source:
         """The sender as this connection knows it."""

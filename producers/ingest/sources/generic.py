@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -56,6 +57,22 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             "a generic sender needs a mapping", hint=f"--mapping {' or '.join(mappings.examples())}, or a file of yours"
         )
     mappings.read(settings[mappings.SETTING])
+
+
+def check_secret(settings: Mapping[str, Any], secret: bytes) -> None:
+    """Whether the mapping can make a key of a secret: one that it cannot would refuse every delivery."""
+    mapping = mappings.kept(settings)
+    if mapping is not None and isinstance(mapping.verify, Hmac) and not _key(mapping.verify, secret):
+        raise Refused(f"the secret is not {mapping.verify.key}, as verify.key of the mapping says")
+
+
+def new_secret(settings: Mapping[str, Any]) -> str:
+    """A secret that the mapping can use."""
+    mapping = mappings.kept(settings)
+    random = os.urandom(32)
+    if mapping is not None and isinstance(mapping.verify, Hmac) and mapping.verify.key == "hex":
+        return random.hex()
+    return f"whsec_{base64.b64encode(random).decode()}"
 
 
 def check(
@@ -173,4 +190,5 @@ SOURCE = Source(
     challenged=True,
     configured=configured,
     check_settings=check_settings,
+    check_secret=check_secret,
 )

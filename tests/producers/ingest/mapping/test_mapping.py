@@ -83,6 +83,12 @@ def test_header_of_the_token_is_not_read_as_data_nor_kept():
         mapping.read(given | {"topic": {"header": "X-Token"}})
 
 
+def test_token_cannot_stand_in_a_header_that_is_always_kept():
+    given = changed("verify", to={"by": "token", "header": "X-Request-Id", "scheme": ""})
+    with pytest.raises(mapping.MappingRefused, match="kept and logged"):
+        mapping.read(given)
+
+
 def test_headers_that_are_read_are_kept():
     given = changed("topic", to={"first": [{"header": "X-Topic"}, "event"]})
     given["verify"]["timestamp"] = {"header": "X-Time"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afluente.errors import Refused
-from producers.ingest import mapping
+from producers.ingest import mapping, sources
 from producers.ingest.sources import UNKNOWN, registered
 
 SOURCES = registered()
@@ -186,6 +186,19 @@ def test_standard_webhooks_are_one_mapping():
     assert source.verify(BODY, headers, [f"whsec_{key}".encode()], NOW).ok
     assert source.verify(BODY, headers | {"webhook-id": "msg_2"}, [f"whsec_{key}".encode()], NOW).ok is False
     assert source.verify(BODY, headers, [b"whsec_not base64"], NOW).reason == "secret_unset"
+
+
+def test_secret_that_the_mapping_cannot_use_is_refused_and_new_ones_can_be_used():
+    for key in ("text", "base64", "hex"):
+        settings = {"mapping": mapping.example("yampi") | {"verify": {"by": "hmac", "header": "X-Sig", "key": key}}}
+        made = sources.generic.new_secret(settings).encode()
+        GENERIC.check_secret(settings, made)
+        (known,) = [found for found in [sources.generic._key(mapping.kept(settings).verify, made)] if found]
+        header = {"x-sig": hmac.new(known, BODY, "sha256").hexdigest()}
+        assert GENERIC.of(settings).verify(BODY, header, [made], NOW).ok
+        if key != "text":
+            with pytest.raises(Refused, match=f"is not {key}"):
+                GENERIC.check_secret(settings, b"not it, surely")
 
 
 def test_token_with_and_without_a_scheme():
