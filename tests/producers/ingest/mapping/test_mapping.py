@@ -2,6 +2,7 @@
 
 import copy
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from producers.ingest import mapping
 from producers.ingest.mapping import reference
 
-MINIMAL = {
+MINIMAL: dict[str, Any] = {
     "source": "our_shop",
     "verify": {"by": "hmac", "header": "X-Signature"},
     "topic": "event",
@@ -22,7 +23,7 @@ MINIMAL = {
 def changed(*steps, to):
     """MINIMAL with something else in one place; a last step that is missing is made."""
     given = copy.deepcopy(MINIMAL)
-    place = given
+    place: Any = given
     for step in steps[:-1]:
         place = place[step]
     place[steps[-1]] = to
@@ -96,7 +97,7 @@ def test_headers_that_are_read_are_kept():
 
 
 def test_alternatives_stand_only_so_deep_in_each_other():
-    deep = "a"
+    deep: Any = "a"
     for _ in range(4):
         deep = {"first": [deep]}
     with pytest.raises(mapping.MappingRefused, match="deep in each other"):

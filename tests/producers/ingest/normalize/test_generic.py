@@ -63,8 +63,8 @@ SHIPPED = {
 
 
 def read(given, payload, *, headers=None, **context):
-    context = f.Context(topic="x", received_at=RECEIVED, settings={"mapping": given}, **context)
-    return normalize("generic", json.dumps(payload).encode(), headers or {}, context)
+    known = f.Context(topic="x", received_at=RECEIVED, settings={"mapping": given}, **context)
+    return normalize("generic", json.dumps(payload).encode(), headers or {}, known)
 
 
 def test_table_names_every_shipped_sample():
