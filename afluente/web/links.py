@@ -181,6 +181,8 @@ class Links:
                 batch.append(self._waiting.get_nowait())
             try:
                 await self._write(batch)
+            except Exception as error:  # whatever it is, the clicks after these are still to be written
+                log.error("links.click_lost", count=len(batch), error=f"{type(error).__name__}: {error}"[:500])
             finally:
                 for click in batch:
                     click.written.set()
