@@ -3,6 +3,7 @@ DROP FUNCTION record_contact_events(json, boolean, uuid, jsonb);
 DROP FUNCTION afluente.record_contact_event_items(afluente.contact_event_item[], boolean, jsonb, boolean);
 DROP TYPE afluente.contact_event_item;
 DROP FUNCTION merge_contacts(uuid, uuid, text, text, text, jsonb);
+DROP FUNCTION create_contact(text, jsonb, text, jsonb);
 DROP FUNCTION update_contact(uuid, jsonb, text, jsonb);
 DROP FUNCTION add_tag(uuid, text, text, jsonb);
 DROP FUNCTION remove_tag(uuid, text, text, jsonb);

@@ -60,3 +60,20 @@ SELECT g.what,
  GROUP BY g.what
  ORDER BY events DESC, g.what
  LIMIT %(limit)s;
+
+-- name: recount
+-- What the summaries come to, counted from the facts: for one contact or all of an organization, those merged into another
+-- with the one that stayed. Facts keep the contact they were recorded with, so this is right whatever was in flight when
+-- contacts were merged.
+SELECT COALESCE(c.merged_into, c.id) AS contact_id, e.metric_name, count(*) AS events, min(e.occurred_at) AS first_at,
+       max(e.occurred_at) AS last_at
+  FROM contact_events e
+  JOIN contacts c
+    ON c.organization_id = e.organization_id
+   AND c.id = e.contact_id
+ WHERE e.organization_id = %(organization_id)s
+   AND e.metric_name IS NOT NULL
+   AND (%(contact_id)s::uuid IS NULL
+        OR e.contact_id = ANY (afluente.contact_ids(%(organization_id)s, %(contact_id)s)))
+ GROUP BY 1, 2
+ ORDER BY 1, 2;

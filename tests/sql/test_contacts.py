@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+import sql
 from afluente import postgres as connections
 from producers.ingest.normalize import facts as f
 from tests.fixtures.postgres import clone
@@ -401,12 +402,14 @@ def test_merges_racing_with_everything_lose_nothing(database, organization):
         for _, payload in emitted(database, organization, kind)
     ]
     for seed in range(20):
-        assert folded(random.Random(seed).sample(log, len(log)), organization) == {
-            (str(stays), "Order Placed"): total,
-        }  # fmt: skip
+        assert folded(random.Random(seed).sample(log, len(log))) == {(str(stays), "Order Placed"): total}
+    recount = sql.queries("contact_events")["recount"]
+    for asked in (None, *people):
+        counted = database.execute(recount, {"organization_id": organization, "contact_id": asked})
+        assert [row[:3] for row in counted] == [(stays, "Order Placed", total)]
 
 
-def folded(log, organization):
+def folded(log):
     """Counts by contact and metric, where a merge moves what is counted and what comes later follows it."""
     counts, into = {}, {}
 
@@ -451,6 +454,18 @@ def facts(database, organization):
         " WHERE organization_id = %s ORDER BY created_at, id",
         [organization],
     )
+
+
+def test_contact_is_created_once_and_says_so(database, organization):
+    with acting(database, organization) as conn:
+        create = "SELECT contact_id, created FROM create_contact(%s, %s)"
+        first = conn.execute(create, ["Ana", identities(f.phone_identity(WITH_NINTH))]).fetchone()
+        again = conn.execute(create, ["Ana", identities(f.phone_identity(WITHOUT_NINTH))]).fetchone()
+        assert (first[1], again) == (True, (first[0], False))
+        assert conn.execute(create, ["Nobody's number", "[]"]).fetchone()[1]
+    assert [fact[:2] for fact in facts(database, organization)] == [("Contact Created", "crm")] * 2
+    ((_, payload), _) = emitted(database, organization, "contact.created")
+    assert payload == {"phone": "+5511987654321", "name": "Ana", "source": "crm"}
 
 
 def test_tags_come_and_go_once_each(database, organization):

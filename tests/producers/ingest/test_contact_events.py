@@ -8,7 +8,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from afluente import postgres as connections
-from schemas.contact_events import METRICS, metric_category
+from schemas.contact_events import CONTACT_EVENT_TYPES, METRICS, contact_event_type_of, metric_category, metric_of
 
 
 @pytest.fixture
@@ -170,6 +170,24 @@ def test_categories_are_those_of_the_catalogue(database):
     names = [*METRICS, "Anything else"]
     found = database.execute("SELECT n, afluente.metric_category(n) FROM unnest(%s::text[]) n", [names])
     assert dict(found) == {name: metric_category(name) for name in names}
+
+
+def test_pairs_of_type_and_metric_are_those_of_the_catalogue(database):
+    types, metrics = [*CONTACT_EVENT_TYPES, "anything"], [*METRICS, "Anything else"]
+    found = database.execute("SELECT n, afluente.metric_of(n) FROM unnest(%s::text[]) n", [types])
+    assert dict(found) == {name: metric_of(name) for name in types}
+    found = database.execute("SELECT n, afluente.contact_event_type_of(n) FROM unnest(%s::text[]) n", [metrics])
+    assert dict(found) == {name: contact_event_type_of(name) for name in metrics}
+
+
+def test_a_fact_has_both_names_whichever_is_given(database, app, contact):
+    record(app, contact, event_type="purchase_completed", metric_name=None)
+    record(app, contact, event_type=None, metric_name="Conversation Closed")
+    record(app, contact, event_type="ticket_opened", metric_name=None)
+    app.commit()
+    assert database.execute("SELECT event_type, metric_name FROM contact_events ORDER BY created_at") == [
+        ("purchase_completed", "Order Paid"), ("conversation_ended", "Conversation Closed"), ("ticket_opened", None),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
