@@ -153,11 +153,10 @@ async def test_a_slow_postgres_keeps_nobody_waiting_and_the_click_is_written_lat
     monkeypatch.setattr(web, "RETRY_AFTER_S", 0.01)
     monkeypatch.setattr(web, "WRITE_WITHIN_S", 0.3)
     token = link(play, play.contact())
-    async with served(database) as ask:
-        async with await psycopg.AsyncConnection.connect(database.url) as holding:
-            await holding.execute("LOCK TABLE link_clicks IN ACCESS EXCLUSIVE MODE")
-            assert (await ask(f"/l/{token}")).status == 302
-            assert clicks(play) == [(0,)]
+    async with served(database) as ask, await psycopg.AsyncConnection.connect(database.url) as holding:
+        await holding.execute("LOCK TABLE link_clicks IN ACCESS EXCLUSIVE MODE")
+        assert (await ask(f"/l/{token}")).status == 302
+        assert clicks(play) == [(0,)]
         # the end of the process waits for it
     assert clicks(play) == [(1,)]
 
