@@ -17,18 +17,22 @@ RETURNING id;
 -- name: find
 -- One key by its id or prefix, held so that two rotations of it do not cross.
 SELECT k.id, k.organization_id, k.name, k.prefix, k.scopes, k.expires_at, k.revoked_at, k.rate_per_s, k.rate_burst,
-       k.rotated_from, k.created_at,
-       (SELECT s.prefix
-          FROM api_keys s
-         WHERE s.organization_id = k.organization_id
-           AND s.rotated_from = k.id
-           AND s.revoked_at IS NULL
-           AND (s.expires_at IS NULL OR s.expires_at > %(now)s)
-         LIMIT 1) AS successor
+       k.rotated_from, k.created_at
   FROM api_keys k
  WHERE k.id = %(id)s
     OR k.prefix = %(prefix)s
    FOR NO KEY UPDATE;
+
+-- name: successor
+-- The valid key that has taken a key's place. A statement of its own, after `find`: what another rotation committed while
+-- its lock was waited for is seen.
+SELECT s.prefix
+  FROM api_keys s
+ WHERE s.organization_id = %(organization_id)s
+   AND s.rotated_from = %(id)s
+   AND s.revoked_at IS NULL
+   AND (s.expires_at IS NULL OR s.expires_at > %(now)s)
+ LIMIT 1;
 
 -- name: end_at
 -- A key ends when its successor has had its time; one that ends sooner keeps its end.

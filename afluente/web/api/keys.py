@@ -300,10 +300,11 @@ def create(
 def rotate(conn: Connection, word: str, *, now: datetime, overlap: timedelta, actor: str) -> tuple[Made, datetime]:
     """A new key of the same name, scopes, limits and lifetime, and the end of the old one. The key that the old one had
     taken the place of, if it is still valid, ends at once."""
-    row = _find(conn, word, now)
+    row = _find(conn, word)
     _require_valid(row, now)
-    if row["successor"] is not None:
-        raise EndedKey(f"{row['prefix']} was rotated: {row['successor']} takes its place", hint="rotate that one")
+    successor = conn.execute(_QUERIES["successor"], {**row, "now": now}).fetchone()
+    if successor is not None:
+        raise EndedKey(f"{row['prefix']} was rotated: {successor[0]} takes its place", hint="rotate that one")
     organization_id, ends_at, lifetime = row["organization_id"], now + overlap, None
     if row["expires_at"] is not None:
         ends_at = min(ends_at, row["expires_at"])
@@ -327,7 +328,7 @@ def rotate(conn: Connection, word: str, *, now: datetime, overlap: timedelta, ac
 
 def revoke(conn: Connection, word: str, *, now: datetime, reason: str, actor: str) -> dict[str, Any]:
     """End a key at once: within REMEMBERED_S no process takes it."""
-    row = _find(conn, word, now)
+    row = _find(conn, word)
     if row["revoked_at"] is not None:
         raise EndedKey(f"{row['prefix']} was revoked at {row['revoked_at'].isoformat()}")
     with act_for_sync(conn, row["organization_id"], role=_OPERATOR):
@@ -355,15 +356,15 @@ def _insert(conn: Connection, organization_id: UUID, columns: Mapping[str, Any])
     return Made(row[0], organization_id, prefix, text)
 
 
-def _find(conn: Connection, word: str, now: datetime) -> dict[str, Any]:
-    """A key by its id, its prefix, or the whole of it, with the prefix of its valid successor. Locked."""
+def _find(conn: Connection, word: str) -> dict[str, Any]:
+    """A key by its id, its prefix, or the whole of it. Locked."""
     prefix = prefix_of(word) or word
     key_id: UUID | None
     try:
         key_id = UUID(word)
     except ValueError:
         key_id = None
-    rows = conn.cursor(row_factory=dict_row).execute(_QUERIES["find"], {"id": key_id, "prefix": prefix, "now": now})
+    rows = conn.cursor(row_factory=dict_row).execute(_QUERIES["find"], {"id": key_id, "prefix": prefix})
     row = rows.fetchone()
     if row is None:
         raise UnknownKey(prefix)

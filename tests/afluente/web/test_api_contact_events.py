@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 from afluente import postgres as connections
+from afluente.web.api import contact_events
 from tests.afluente.web.conftest import fact
 
 
@@ -172,6 +173,37 @@ async def test_facts_of_merged_contacts_are_read_as_one_persons(api, organizatio
     assert {e["contact_id"] for e in page.content["data"]} == {stays, goes}
     late = await api.post("/v1/contact-events", fact(contact=None, contact_id=goes))
     assert (await api.get(late.headers["location"])).content["contact_id"] == stays
+
+
+async def test_a_page_is_found_by_an_index(api, organization, database):
+    recorded = await api.post("/v1/contact-events", fact(occurred_at="2026-11-01T00:00:00Z"))
+    contact_id = (await api.get(recorded.headers["location"])).content["contact_id"]
+    database.execute(
+        """
+        WITH people AS (
+            INSERT INTO contacts (organization_id, source) SELECT %s, 'x' FROM generate_series(1, 500) RETURNING *
+        )
+        INSERT INTO contact_events (organization_id, contact_id, source_type, source, event_type, occurred_at)
+        SELECT p.organization_id, p.id, 'EXTERNAL', 'x', 'product_viewed', timestamptz '2026-10-01' + n * interval '1 h'
+          FROM people p, generate_series(1, 20) n
+        """,
+        [organization],
+    )
+    database.execute("ANALYZE contacts, contact_events")
+    for asked, index in (
+        ({}, "contact_events_period_idx"),
+        ({"since": datetime(2026, 10, 2, tzinfo=UTC)}, "contact_events_period_idx"),
+        ({"event_type": "purchase_completed"}, "contact_events_type_period_idx"),
+        ({"metric": "Order Paid"}, "contact_events_metric_period_idx"),
+        ({"contact_id": contact_id}, "contact_events_contact_idx"),
+        ({"contact_id": contact_id, "event_type": "product_viewed"}, "contact_events_type_idx"),
+    ):
+        with database.connect() as conn, connections.act_for_sync(conn, organization):
+            statement = "EXPLAIN " + contact_events.statement(asked)
+            plan = "\n".join(row[0] for row in conn.execute(statement, {**asked, "rows": 51}))
+        assert index in plan, plan
+        assert "Seq Scan on contact_events" not in plan, plan
+        assert "contact_ids" not in plan.partition("->  Index")[2], plan  # nothing is called for each row
 
 
 async def test_parameters_that_are_wrong_are_named(api):
