@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import json
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ _SQL = sql.queries("contact_event_import")
 _STAGING = "CREATE TEMPORARY TABLE contact_event_staging OF afluente.contact_event_item ON COMMIT DELETE ROWS"
 
 _COPY = f"COPY contact_event_staging ({', '.join(FIELDS)}) FROM STDIN"
+
+_QUOTED = re.compile(r'(?<=: )".*"')
 
 _REASONS = {
     "unknown_contact": "no contact of the organization has this contact_id, phone, email or contact_external_id",
@@ -391,7 +394,8 @@ class _Lane:
             yield len(items) - duplicates - len(rejected), duplicates, created, rejected
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             if len(items) == 1:
-                reason = (error.diag.message_primary or str(error)).strip()
+                # Without the value that it quotes: reasons are kept, personal data is not.
+                reason = _QUOTED.sub('"..."', error.diag.message_primary or type(error).__name__)
                 yield 0, 0, 0, [(items[0][0], reason)]
                 return
             half = len(items) // 2

@@ -1,7 +1,8 @@
 """What a row of an import means: a typed item for `record_contact_event_items`, or the reason why it is none. Pure.
 
 What must stay true: whatever the row holds, the answer is an item that the table and the schema on the wire take, or
-`Rejected` with words for the person who wrote the file.
+`Rejected` with words for the person who wrote the file. The words are kept, so they never repeat a phone, an e-mail or
+an id: the file of rejected rows has those.
 
 Fields, as columns of a CSV (all text) or keys of a JSON object:
 
@@ -156,7 +157,7 @@ class Judge:
             given = str(given)
         found = canonical(given) if type(given) is str and len(given) <= 320 else None
         if found is None:
-            raise Rejected(f"{name} {str(given)[:60]!r} is none")
+            raise Rejected(f"{name} cannot be read as one")
         return found
 
     def _moment(self, given: Any) -> datetime:
@@ -255,7 +256,7 @@ def _uuid(name: str, given: Any) -> str | None:
             return str(UUID(given))
         except ValueError:
             pass
-    raise Rejected(f"{name} {str(given)[:60]!r} is not a UUID")
+    raise Rejected(f"{name} is not a UUID")
 
 
 def _amount(given: Any) -> str:

@@ -141,7 +141,7 @@ BEGIN
                COALESCE(i.received_at, _now)
           FROM item i
          WHERE i.why IS NULL
-         ORDER BY i.source, i.external_event_id, i.fact_name, i.ordinality
+         ORDER BY i.source COLLATE "C", i.external_event_id COLLATE "C", i.fact_name COLLATE "C", i.ordinality
         ON CONFLICT DO NOTHING
         RETURNING contact_events.*
     ), emitted AS (

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
 from afluente import postgres as connections
+from afluente.cli.contact_events import import_
 from afluente.errors import Refused
 from producers.contact_event_import import Format, Options, Source, run, write_rejected
 from producers.contact_event_import import reading as reading_module
@@ -62,9 +63,9 @@ def test_row_is_typed_and_canonical(judge):
     ("row", "reason"),
     [
         ({"phone": None}, "names no contact"),
-        ({"phone": "123"}, "phone '123' is none"),
-        ({"email": "nobody"}, "email 'nobody' is none"),
-        ({"contact_id": "x"}, "contact_id 'x' is not a UUID"),
+        ({"phone": "123"}, "phone cannot be read as one$"),
+        ({"email": "nobody"}, "email cannot be read as one$"),
+        ({"contact_id": "x"}, "contact_id is not a UUID$"),
         ({"metric": None}, "neither event_type nor metric"),
         ({"source": "x" * 101}, "source has 101 characters"),
         ({"source_type": "OTHER"}, "source_type must be one of"),
@@ -460,4 +461,12 @@ def test_standard_input_is_imported_and_goes_on_too(database, processes, contact
     done = piped("--source", "erp", "--again")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["recorded"] == 30
-    assert piped("--source", "erp").returncode == 3
+
+
+def test_example_of_the_help_is_imported(database, organization):
+    text = import_.__doc__.partition("Example: facts.csv\n")[2].partition("\b")[0]
+    text = "".join(f"{line.strip()}\n" for line in text.strip().splitlines())
+    assert summary(imported(database, organization, text, create_contacts=True)) == (2, 0, 0, 2)
+    (loyalty, paid) = stored(database, organization)
+    assert (loyalty[0], loyalty[3]) == ("loyalty:77", datetime(2026, 11, 21, 12, 30, tzinfo=UTC))
+    assert (paid[0], paid[2], paid[4]) == ("order_paid:1001", Decimal("297.90"), "Order Paid")
