@@ -1,9 +1,9 @@
 """`afluente api-key`: the keys of the REST API.
 
 Keys of the JSON: create gives `id, organization_id, name, prefix, scopes, expires_at, key`; rotate gives `id, prefix,
-key, old_valid_until`; revoke gives `id, prefix, revoked_at`; list gives `id, organization_id, organization, name,
-prefix, scopes, state (active, ending, expired or revoked), rate_per_s, rate_burst, created_at, last_used_at,
-expires_at, revoked_at, rotated_from`.
+key, old_valid_until`; limit gives `id, prefix, rate_per_s, rate_burst`; revoke gives `id, prefix, revoked_at`; list
+gives `id, organization_id, organization, name, prefix, scopes, state (active, ending, expired or revoked), rate_per_s,
+rate_burst, created_at, last_used_at, expires_at, revoked_at, rotated_from`.
 """
 
 from __future__ import annotations
@@ -138,6 +138,32 @@ def rotate(
         made, ends_at = keys.rotate(conn, key, now=datetime.now(UTC), overlap=overlap, actor=who())
     show({"id": made.id, "prefix": made.prefix, "key": made.text, "old_valid_until": ends_at}, format)
     say("the key is not shown again")
+
+
+@app.command()
+def limit(
+    key: KeyArgument,
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="items written, and requests that read, a second; default 100")
+    ] = None,
+    burst: Annotated[int | None, typer.Option("--burst", help="so many at once; default 1000")] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Give a key other limits, within two seconds in every process; what is left out is the default again.
+
+    \b
+    Examples:
+      afluente api-key limit afl_V1StGXR8Z5 --rate 500 --burst 5000
+      afluente api-key limit afl_V1StGXR8Z5            the defaults
+    """
+    from afluente import postgres
+    from afluente.settings import MigrateSettings
+    from afluente.web.api import keys
+
+    with postgres.connect(MigrateSettings.read(os.environ).postgres.dsn, application_name="afluente api-key") as conn:
+        rate_per_s = None if rate is None else Decimal(repr(rate))
+        row = keys.limit(conn, key, rate_per_s=rate_per_s, rate_burst=burst, now=datetime.now(UTC), actor=who())
+    show(row, format)
 
 
 @app.command()

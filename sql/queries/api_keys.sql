@@ -41,6 +41,12 @@ UPDATE api_keys
  WHERE id = %(id)s
    AND (expires_at IS NULL OR expires_at > %(ends_at)s);
 
+-- name: limit
+UPDATE api_keys
+   SET rate_per_s = %(rate_per_s)s,
+       rate_burst = %(rate_burst)s
+ WHERE id = %(id)s;
+
 -- name: revoke
 UPDATE api_keys
    SET revoked_at = %(now)s

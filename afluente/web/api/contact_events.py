@@ -149,6 +149,8 @@ def _check_schema(given: ContactEventIn, properties: str) -> None:
 
 async def _record(call: Call, conn: Connection, items: Sequence[Prepared]) -> list[tuple[UUID | Problem, bool]]:
     """Record all; for each its id, or why not, and whether it is new."""
+    if not items:
+        return []
     metadata = {
         "source": SOURCE,
         "request_id": call.request_id,

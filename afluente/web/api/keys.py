@@ -276,10 +276,7 @@ def create(
     granted = check_scopes(scopes)
     if not 1 <= len(name) <= 100:
         raise Refused("a key's name has 1 to 100 characters")
-    if rate_per_s is not None and not Decimal("0.001") <= rate_per_s <= 100_000:
-        raise Refused("a rate is 0.001 to 100000 a second")
-    if rate_burst is not None and not 1 <= rate_burst <= 1_000_000:
-        raise Refused("a burst is 1 to 1000000")
+    _check_limits(rate_per_s, rate_burst)
     with act_for_sync(conn, organization_id, role=_OPERATOR):
         made = _insert(
             conn,
@@ -326,6 +323,21 @@ def rotate(conn: Connection, word: str, *, now: datetime, overlap: timedelta, ac
     return made, ends_at
 
 
+def limit(
+    conn: Connection, word: str, *, rate_per_s: Decimal | None, rate_burst: int | None, now: datetime, actor: str
+) -> dict[str, Any]:
+    """Give a valid key other limits; None is the default. Within REMEMBERED_S every process goes by them."""
+    _check_limits(rate_per_s, rate_burst)
+    row = _find(conn, word)
+    _require_valid(row, now)
+    given = {"rate_per_s": rate_per_s, "rate_burst": rate_burst}
+    with act_for_sync(conn, row["organization_id"], role=_OPERATOR):
+        conn.execute(_QUERIES["limit"], {"id": row["id"], **given})
+        details = {"prefix": row["prefix"], "rate_per_s": rate_per_s and str(rate_per_s), "rate_burst": rate_burst}
+        _audit(conn, row["organization_id"], "api_key.limited", row["id"], actor, details)
+    return {"id": row["id"], "prefix": row["prefix"], **given}
+
+
 def revoke(conn: Connection, word: str, *, now: datetime, reason: str, actor: str) -> dict[str, Any]:
     """End a key at once: within REMEMBERED_S no process takes it."""
     row = _find(conn, word)
@@ -344,6 +356,13 @@ def listed(conn: Connection, organization_id: UUID | None, now: datetime) -> lis
         _QUERIES["listed"], {"organization_id": organization_id, "now": now}
     )
     return rows.fetchall()
+
+
+def _check_limits(rate_per_s: Decimal | None, rate_burst: int | None) -> None:
+    if rate_per_s is not None and not Decimal("0.001") <= rate_per_s <= 100_000:
+        raise Refused("a rate is 0.001 to 100000 a second")
+    if rate_burst is not None and not 1 <= rate_burst <= 1_000_000:
+        raise Refused("a burst is 1 to 1000000")
 
 
 def _insert(conn: Connection, organization_id: UUID, columns: Mapping[str, Any]) -> Made:

@@ -93,6 +93,8 @@ async def test_a_batch_of_facts_answers_item_by_item(api, organization, database
     assert answer.content["results"][0]["id"] == answer.content["results"][1]["id"]
     again = await api.post("/v1/contact-events", {"contact_events": items}, idempotency_key="b")
     assert again.content == answer.content
+    none = await api.post("/v1/contact-events", {"contact_events": [fact(event_type=None)] * 2})
+    assert (none.status, none.content["refused"]) == (207, 2)
     for wrong in (items[2], items[3]):
         whole = {"contact_events": [fact(external_event_id="order_paid:3"), wrong], "all_or_nothing": True}
         refused = await api.post("/v1/contact-events", whole)

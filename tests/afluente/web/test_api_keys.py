@@ -229,11 +229,12 @@ def test_the_commands_make_list_rotate_and_revoke_and_the_audit_log_has_it(datab
     made = run("create", "--org", org, "--name", "pos", "--scope", "events:write", "--expires", "90d", "--rate", "5")
     assert keys.prefix_of(made["key"]) == made["prefix"]
     rotated = run("rotate", made["prefix"], "--overlap-h", "2")
+    assert run("limit", rotated["prefix"], "--rate", "7.5", "--burst", "9")["rate_burst"] == 9
     revoked = run("revoke", made["id"], "--reason", "leaked")
     assert revoked["prefix"] == made["prefix"]
     rows = run("list", "--org", org)
     assert [(row["prefix"], row["state"], row["rate_per_s"]) for row in rows] == [
-        (rotated["prefix"], "active", "5.0"),
+        (rotated["prefix"], "active", "7.5"),
         (made["prefix"], "revoked", "5.0"),
     ]
     lifetime = datetime.fromisoformat(rows[0]["expires_at"]) - datetime.fromisoformat(rows[0]["created_at"])
@@ -243,8 +244,9 @@ def test_the_commands_make_list_rotate_and_revoke_and_the_audit_log_has_it(datab
         "SELECT action, actor_kind, details FROM audit_logs WHERE organization_id = %s ORDER BY created_at",
         [organization],
     )
-    assert [action for action, _, _ in audited] == ["api_key.created", "api_key.rotated", "api_key.revoked"]
-    assert audited[2][2] == {"prefix": made["prefix"], "reason": "leaked"}
+    actions = ["api_key.created", "api_key.rotated", "api_key.limited", "api_key.revoked"]
+    assert [action for action, _, _ in audited] == actions
+    assert audited[3][2] == {"prefix": made["prefix"], "reason": "leaked"}
     assert made["key"][15:] not in str(audited)
 
 
