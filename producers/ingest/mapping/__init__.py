@@ -14,6 +14,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+import orjson
 from pydantic import ValidationError
 
 from afluente.errors import Refused
@@ -63,10 +64,15 @@ def read(given: Any) -> Mapping:
         raise MappingRefused(list(_problems(error))) from None
 
 
-def text_of(settings: MappingOf[str, Any]) -> str | None:
+def text_of(settings: MappingOf[str, Any]) -> bytes | None:
     """The mapping in a connection's settings as text: what is made of one is kept under it."""
     given = settings.get(SETTING)
-    return json.dumps(given, sort_keys=True) if isinstance(given, dict) else None
+    if not isinstance(given, dict):
+        return None
+    try:
+        return orjson.dumps(given)
+    except TypeError:  # nothing that a column of JSON gives back
+        return None
 
 
 def kept(settings: MappingOf[str, Any]) -> Mapping | None:
@@ -76,7 +82,7 @@ def kept(settings: MappingOf[str, Any]) -> Mapping | None:
 
 
 @lru_cache(maxsize=256)
-def parsed(text: str) -> Mapping | None:
+def parsed(text: bytes) -> Mapping | None:
     """Checked once for each that is in use: a delivery costs a look-up."""
     try:
         return read(json.loads(text))

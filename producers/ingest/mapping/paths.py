@@ -6,7 +6,7 @@ finds at most `MAX_FOUND` values, and what is not there is not found; no documen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,16 @@ class Path:
 
     def find(self, document: Any, item: Any = None) -> list[Any]:
         """What stands there, in order; nothing for what is not there."""
-        found: list[Any] = [item if self.of_item else document]
-        for step in self.steps:
-            found = list(_limited(_step(found, step)))
+        found = [item if self.of_item else document]
+        for place, step in enumerate(self.steps):
+            if step is None:
+                # The one list whose items are all looked at: from here on there are several places.
+                items = found[0][:MAX_FOUND] if isinstance(found[0], list) else []
+                rest = self.steps[place + 1 :]
+                return [value for inner in items for value in _walk(inner, rest)]
+            found = _walk(found[0], (step,))
+            if not found:
+                break
         return found
 
 
@@ -89,18 +96,15 @@ def _key(key: str, at: int) -> str:
     return key
 
 
-def _step(found: Iterable[Any], step: str | int | None) -> Iterator[Any]:
-    for value in found:
+def _walk(value: Any, steps: tuple[str | int | None, ...]) -> list[Any]:
+    """The one value that keys and places lead to, or none."""
+    for step in steps:
         if isinstance(step, str):
-            if isinstance(value, dict) and step in value:
-                yield value[step]
-        elif isinstance(value, list):
-            if step is None:
-                yield from value
-            elif -len(value) <= step < len(value):
-                yield value[step]
-
-
-def _limited(found: Iterator[Any]) -> Iterator[Any]:
-    for _, value in zip(range(MAX_FOUND), found, strict=False):
-        yield value
+            if not isinstance(value, dict) or step not in value:
+                return []
+            value = value[step]
+        else:
+            if not isinstance(value, list) or step is None or not -len(value) <= step < len(value):
+                return []
+            value = value[step]
+    return [value]

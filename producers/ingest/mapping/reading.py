@@ -16,7 +16,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from producers.ingest.mapping.model import Condition, Money, Property, Time, Value
-from producers.ingest.mapping.paths import Path
+from producers.ingest.mapping.paths import MAX_FOUND, Path
 from producers.ingest.normalize import moments, money
 from producers.ingest.normalize.document import Document, Malformed
 
@@ -54,7 +54,8 @@ class Reading:
 
     def _find(self, path: Path) -> list[Any]:
         found = path.find(self.document, self.item)
-        self.work[0] += len(path.steps) + len(found)
+        # What [*] passes over is looked at too, found or not.
+        self.work[0] += len(path.steps) + (MAX_FOUND if None in path.steps else len(found))
         if self.work[0] > MAX_WORK:
             raise Malformed("too_much_to_read")
         return found

@@ -33,7 +33,7 @@ def configured(settings: Mapping[str, Any]) -> Source:
 
 
 @lru_cache(maxsize=256)
-def _source(text: str) -> Source:
+def _source(text: bytes) -> Source:
     mapping = mappings.parsed(text)
     if mapping is None:
         return SOURCE
