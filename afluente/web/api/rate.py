@@ -126,7 +126,7 @@ class Limiter:
         return Problem(
             "rate-limited",
             f"the key's rate of {key.rate_per_s:g} a second, with bursts of {key.burst}, is used up",
-            hint=f"wait {seconds} s; `afluente api-key create --rate` makes a key with another rate",
+            hint=f"wait {seconds} s; `afluente api-key limit` gives the key another rate",
             headers={"retry-after": str(seconds), **Standing(key.burst, key.rate_per_s, 0).headers()},
         )
 
