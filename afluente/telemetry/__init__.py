@@ -88,5 +88,6 @@ def _from_library(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 def _redacted(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     return {
-        key: value if key in ("event", "timestamp", "level") else redact(key, value) for key, value in event.items()
+        key: value if key in ("event", "timestamp", "level", "logger") else redact(key, value)
+        for key, value in event.items()
     }

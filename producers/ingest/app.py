@@ -22,7 +22,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID, uuid4
@@ -221,7 +221,7 @@ class Receiver:
         if channel is None:
             return await self._unknown(incoming)
         try:
-            body = await _read_body(incoming.headers, receive, hold, incoming.source.max_body_bytes)
+            incoming.body = await _read_body(incoming.headers, receive, hold, incoming.source.max_body_bytes)
         except BodyError as problem:
             await self._note_refusal(incoming, problem.reason, Outcome.REFUSED, channel)
             return Answer(problem.status, f"{problem.reason}\n", close=True)
@@ -229,7 +229,7 @@ class Receiver:
             raise Busy
         self._free -= 1
         try:
-            return await self._store(replace(incoming, body=body), channel)
+            return await self._store(incoming, channel)
         finally:
             self._free += 1
 
@@ -334,22 +334,24 @@ async def _read_body(
     declared = headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and (len(declared) > 15 or int(declared) > max_bytes):
         raise BodyError("body_too_large", 413)
-    body = bytearray()
+    pieces: list[bytes] = []
+    size, more = 0, True
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            more = True
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise BodyError("body_truncated", 400)
                 more = message.get("more_body", False)
-                body += message.get("body", b"")
-                if len(body) > max_bytes:
+                if piece := message.get("body", b""):
+                    pieces.append(piece)
+                    size += len(piece)
+                if size > max_bytes:
                     raise BodyError("body_too_large", 413)
-                hold(len(body))
+                hold(size)
     except TimeoutError:
         raise BodyError("body_too_slow", 408) from None
-    return bytes(body)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _uuid(text: str) -> UUID | None:

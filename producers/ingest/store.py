@@ -60,7 +60,7 @@ class Outcome(StrEnum):
     UNKNOWN_CHANNEL = "unknown_channel"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Incoming:
     """One POST. `headers` are lower-case."""
 
@@ -68,6 +68,7 @@ class Incoming:
     channel_id: UUID | None
     """From the address; None when it holds no channel id."""
     body: bytes
+    """Empty until it is read."""
     headers: Mapping[str, str]
     received_at: datetime
     url_topic: str | None = None

@@ -24,7 +24,9 @@ from producers.ingest.store import Judged
 
 # Not all that wait: who is answered sends its next while the others are in Postgres, and neither side stands idle.
 MAX_TOGETHER = 16
-MAX_TOGETHER_BYTES = 4 * 1024 * 1024
+MAX_TOGETHER_BYTES = 1024 * 1024
+# What is larger has a connection and a transaction of its own: others do not wait behind it.
+LARGE_BYTES = 256 * 1024
 # What comes while a transaction is in Postgres is the next one. Another beside it makes both smaller, and each costs as
 # much as four deliveries: only where two are waiting already.
 WRITERS = 2
@@ -55,6 +57,9 @@ class Writer:
         Raises what psycopg raises; one of UNAVAILABLE when it is not known to be stored.
         """
         future: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        if len(delivery.body) > LARGE_BYTES:
+            self._begin(self._alone((delivery, future)))
+            return await future
         self._waiting.append((delivery, future))
         self._come.set()
         if self._running < (WRITERS if len(self._waiting) > 2 * MAX_TOGETHER else 1):
