@@ -186,7 +186,7 @@ class Runs:
             if did.state == "failed":
                 await self._set(run, "failed", number, reason=did.reason)
                 return
-            if did.details.get("tag") is not None and run.contact is not None:
+            if "tag" in did.details and run.contact is not None and number + 1 < len(steps):
                 # What the step changed is a fact for those that follow.
                 contact = await f.of_contact(self._conn, run.organization_id, run.contact.id)
                 run = replace(run, contact=contact)

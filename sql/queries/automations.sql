@@ -392,7 +392,8 @@ SELECT name, sealed
    AND name = ANY (%(names)s);
 
 -- name: end_call
--- The last word about a call. No row when the run has been ended meanwhile, or has gone on.
+-- The last word about a call. No row when the run has been ended meanwhile, or has gone on. What was sent is kept only as
+-- long as it may have to be sent again.
 WITH run AS (
     UPDATE automation_runs r
        SET state = 'calling',
@@ -409,7 +410,7 @@ UPDATE automation_step_runs s
    SET state = %(state)s,
        attempt = s.attempt + 1,
        error = %(error)s,
-       details = s.details || %(details)s,
+       details = CASE %(state)s WHEN 'done' THEN s.details - 'data' ELSE s.details END || %(details)s,
        finished_at = %(now)s
   FROM run
  WHERE s.organization_id = %(organization_id)s
