@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any
 
 from afluente.web.api.call import Call
-from afluente.web.api.events import REFUSED_FAMILIES
 from afluente.web.api.idempotency import Answer
 from afluente.web.api.problems import Problem
+from producers.owned import table_of
 from schemas import catalogue, published
 from schemas.contact_events import CONTACT_EVENT_TYPES, METRICS, Labels
 from schemas.events.base import Payload
@@ -48,7 +48,7 @@ def whole() -> dict[str, Any]:
                 "description": _described(model),
                 "schema_version": published.current(name, "")[0].version,
                 "topic": Topics().event(name),
-                "emitted_here": name.partition(".")[0] not in REFUSED_FAMILIES,
+                "emitted_here": table_of(name) is None,
                 "schema": _schema(model),
             }
             for name, model in catalogue.EVENTS.items()

@@ -1,7 +1,7 @@
 """Events: emitted by POST, read back with what became of them by GET, taken back before their time by DELETE.
 
-The rules are emit_event's: what it refuses is refused here, with its reason. Beyond that no webhook.* and no
-contact_event.*: those tell of rows that only the receiver, the dispatcher and record_contact_event write.
+The rules are emit_event's: what it refuses is refused here, with its reason. Beyond that nothing that tells of a row of
+ours (`producers.owned`): nobody here writes the row, and some of it would set workers to work (`message.queued`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ from afluente.web.api.problems import Problem, refused
 from afluente.web.api.requests import EventBatch, EventIn
 from producers import Causation, EmitError
 from producers.emit import checked
+from producers.owned import table_of
 
-REFUSED_FAMILIES: Final = {
-    "webhook": "they tell of deliveries that came in or went out, and are emitted with their rows",
-    "contact_event": "record a contact event: POST /v1/contact-events",
-}
 SOURCE: Final = "api"
 # A row is written after its id was made; clocks of replicas of the past aside, by the same clock.
 _SLACK: Final = timedelta(minutes=10)
@@ -66,9 +63,12 @@ async def _post_batch(call: Call, given: EventBatch) -> Answer:
 def prepare(call: Call, value: Any, request_key: str | None) -> Prepared:
     """An event as the parameters of its statement. Raises Problem (422)."""
     given = batch.model(EventIn, value)
-    family = given.event_type.partition(".")[0]
-    if family in REFUSED_FAMILIES:
-        raise Problem("event-type-refused", f"{family}.* is not emitted here: {REFUSED_FAMILIES[family]}")
+    if (table := table_of(given.event_type)) is not None:
+        raise Problem(
+            "event-type-refused",
+            f"{given.event_type} tells of a row of {table}, and is emitted by the transaction that writes it",
+            hint="record a contact event: POST /v1/contact-events" if table == "contact_events" else None,
+        )
     key = given.idempotency_key or request_key
     caused_by = given.caused_by
     try:

@@ -80,6 +80,8 @@ async def test_what_became_of_an_event_is_read_back(api, organization, database)
     [
         ({"event_type": "webhook.received"}, "event-type-refused", None),
         ({"event_type": "contact_event.recorded"}, "event-type-refused", None),
+        ({"event_type": "message.queued"}, "event-type-refused", None),
+        ({"event_type": "lgpd.data_request_received"}, "event-type-refused", None),
         ({"event_type": "Lead"}, "invalid-request", "/event_type"),
         ({"event_type": 7}, "invalid-request", "/event_type"),
         ({"entity_id": "{0198c2a4-5f3e-7d61-9c0b-1f6f0d3b8a52}"}, "invalid-request", "/entity_id"),
@@ -87,11 +89,11 @@ async def test_what_became_of_an_event_is_read_back(api, organization, database)
         ({"deliver_at": 1764590400}, "invalid-request", "/deliver_at"),
         ({"payload": ["x"]}, "invalid-request", "/payload"),
         ({"paylod": {}}, "invalid-request", "/paylod"),
-        ({"event_type": "lead.stage_changed", "payload": {"lead_id": 7}}, "event-refused", None),
+        ({"event_type": "lead_activity.recorded", "payload": {"lead_id": 7}}, "event-refused", None),
         ({"payload": {"text": "a\0b"}}, "event-refused", "/payload/text"),
         ({"payload": {"text": "\ud800"}}, "event-refused", "/payload/text"),
         ({"payload": {"items": [{"x": "y" * 262_200}]}}, "too-large", None),
-        ({"schema_version": "9.0.0", "event_type": "lead.won"}, "event-refused", None),
+        ({"schema_version": "9.0.0", "event_type": "lead_activity.recorded"}, "event-refused", None),
     ],
 )
 async def test_what_emit_event_would_refuse_is_refused_with_the_place(
