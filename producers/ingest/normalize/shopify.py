@@ -59,6 +59,13 @@ _FINANCIAL: Mapping[str, FinancialStatus] = {
     "voided": "voided",
 }
 _FULFILLMENT: Mapping[str, FulfillmentStatus] = {"fulfilled": "fulfilled", "partial": "partial"}
+_SHIPMENTS: Mapping[str, tuple[str, str]] = {
+    "in_transit": ("shipment_in_transit", "Shipment In Transit"),
+    "out_for_delivery": ("shipment_out_for_delivery", "Shipment Out For Delivery"),
+    "delivered": ("shipment_delivered", "Shipment Delivered"),
+    "attempted_delivery": ("shipment_exception", "Shipment Exception"),
+    "failure": ("shipment_exception", "Shipment Exception"),
+}
 # Nothing of these is about a contact. Carts have neither customer nor currency; checkouts follow them.
 _NOT_ABOUT_CONTACTS = (
     "products/",
@@ -302,6 +309,31 @@ def _fulfillment_created(fulfillment: Document, context: Context) -> Normalized:
     return processed("shipment_created", event, person=who)
 
 
+def _fulfillment_updated(fulfillment: Document, context: Context) -> Normalized:
+    """Where the parcel is, each news of it once."""
+    order_id = fulfillment.need_identifier("order_id")
+    news = _SHIPMENTS.get(fulfillment.text("shipment_status") or "")
+    if news is None:
+        return ignored("no_news_of_the_shipment")
+    fact, metric = news
+    event = ContactEvent(
+        fact=fact,
+        source_id=fulfillment.need_identifier("id"),
+        event_type=None,
+        metric=metric,
+        occurred_at=moments.occurred(moments.from_iso(fulfillment.text("updated_at")), context.received_at),
+        entity_type="order",
+        entity_id=order_id,
+        object_id_ref=order_id,
+        properties={
+            "tracking_number": fulfillment.text("tracking_number"),
+            "status": fulfillment.text("shipment_status"),
+        },
+        of_order=OrderReference(order_id),
+    )
+    return processed(fact, event)
+
+
 # Checkouts and customers
 
 
@@ -469,6 +501,7 @@ _HANDLERS: Mapping[str, Callable[[Document, Context], Normalized]] = {
     "orders/delete": _deleted(frozenset({"id"})),
     "refunds/create": _refund_created,
     "fulfillments/create": _fulfillment_created,
+    "fulfillments/update": _fulfillment_updated,
     "checkouts/create": _checkout_started,
     "checkouts/update": _checkout_started,
     "customers/create": _customer_created,

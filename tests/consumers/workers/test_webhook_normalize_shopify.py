@@ -359,3 +359,29 @@ async def test_erased_delivery_is_no_failure(inbound, shop, database):
     database.execute("UPDATE webhook_events SET raw_body = NULL")
     await inbound.work()
     assert inbound.facts() == []
+
+
+async def test_news_of_a_parcel_are_each_told_once_to_the_orders_buyer(inbound, shop):
+    parcel = {"id": 7001, "order_id": 1001, "tracking_number": "T1", "updated_at": "2026-11-22T10:00:00-03:00"}
+    news = ("confirmed", "in_transit", "in_transit", "attempted_delivery", "delivered", None)
+    for status in news:
+        await inbound.shopify(shop, "fulfillments/update", parcel | {"shipment_status": status})
+    await inbound.shopify(shop, "orders/paid", paid())
+    await inbound.work()
+    told = [row for row in inbound.contact_events() if row["metric_name"].startswith("Shipment")]
+    assert sorted(row["external_event_id"] for row in told) == [
+        "shipment_delivered:7001",
+        "shipment_exception:7001",
+        "shipment_in_transit:7001",
+    ]
+    assert len({row["contact_id"] for row in inbound.contact_events()}) == 1
+    assert inbound.outcomes().count(("ignored", "no_news_of_the_shipment")) == 2
+
+
+async def test_parcels_number_is_kept_with_the_order_for_whoever_knows_only_that(inbound, shop):
+    parcels = [{"tracking_number": None}, {"tracking_number": "T1", "tracking_company": "Rápido Log"}]
+    await inbound.shopify(shop, "orders/fulfilled", paid(fulfillment_status="fulfilled", fulfillments=parcels))
+    await inbound.work()
+    assert inbound.rows("SELECT tracking_number, tracking ->> 'carrier' AS carrier FROM orders") == [
+        {"tracking_number": "T1", "carrier": "Rápido Log"}
+    ]

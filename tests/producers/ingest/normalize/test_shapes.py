@@ -14,11 +14,29 @@ from producers.ingest import mapping
 from producers.ingest.normalize import facts as f
 from producers.ingest.normalize import normalize
 from schemas.events.contact_event import PROPERTIES
+from tests.consumers.workers import test_webhook_normalize_stripe as stripe
+from tests.consumers.workers.test_webhook_normalize_checkouts import checkout
+from tests.consumers.workers.test_webhook_normalize_shopify import REFUND
+from tests.consumers.workers.test_webhook_normalize_shopify import order as shopify_order
 from tests.producers.ingest.normalize import test_hotmart as hotmart
 from tests.producers.ingest.normalize import test_typeform as typeform
 
 RECEIVED = datetime(2026, 11, 29, 12, tzinfo=UTC)
 SUBSCRIPTION = {"subscriber": {"code": "SUB9", "phone": {"dddCell": "62", "cell": "80030003"}}, "plan": {"id": 1}}
+
+PARCEL = {
+    "id": 7, "order_id": 1001, "shipment_status": "delivered", "tracking_number": "T1",
+    "updated_at": "2026-11-20T10:00:00Z", "destination": {"phone": "81988887777", "country_code": "BR"},
+}  # fmt: skip
+STRIPE_SUBSCRIPTION = stripe.event(
+    "customer.subscription.created", id="sub", items={"data": [{"price": {"id": "p", "unit_amount": 5}, "quantity": 2}]}
+)
+TOPICS = {
+    "shopify order": "orders/paid",
+    "shopify refund": "refunds/create",
+    "shopify checkout": "checkouts/create",
+    "shopify parcel": "fulfillments/update",
+}
 
 BASES = {
     "hotmart purchase": ("hotmart", hotmart.event(data={"subscription": SUBSCRIPTION}), {}),
@@ -44,6 +62,14 @@ BASES = {
     ),
     "yampi order": ("generic", mapping.samples("yampi")["order_delivered"], {"mapping": mapping.example("yampi")}),
     "yampi cart": ("generic", mapping.samples("yampi")["cart_left"], {"mapping": mapping.example("yampi")}),
+    "shopify order": ("shopify", shopify_order(test=False), {}),
+    "shopify refund": ("shopify", REFUND, {}),
+    "shopify checkout": ("shopify", checkout(), {}),
+    "shopify parcel": ("shopify", PARCEL, {}),
+    "stripe session": ("stripe", stripe.session(), {}),
+    "stripe invoice": ("stripe", stripe.invoice(lines={"data": [{"amount": 1, "price": {"product": "p"}}]}), {}),
+    "stripe refund": ("stripe", stripe.event("charge.refunded", id="ch", amount_refunded=5, payment_intent="pi"), {}),
+    "stripe subscription": ("stripe", STRIPE_SUBSCRIPTION, {}),
     "courier": ("generic", mapping.samples("courier")["in_transit"], {"mapping": mapping.example("courier")}),
 }
 
@@ -82,7 +108,7 @@ def put(document, path, junk):
         if junk is MISSING:
             del document[last]
         else:
-            document[last] = junk
+            document[last] = copy.deepcopy(junk)
     except (KeyError, IndexError, TypeError):
         pass  # an earlier piece of junk stands in the way
 
@@ -96,7 +122,7 @@ def test_junk_anywhere_ends_in_a_named_outcome(name, data):
     every = sorted(places(base), key=repr)
     for _ in range(data.draw(st.integers(1, 4))):
         put(document, data.draw(st.sampled_from(every)), data.draw(st.just(MISSING) | _junk))
-    context = f.Context(topic="x", received_at=RECEIVED, test_channel=True, settings=own)
+    context = f.Context(topic=TOPICS.get(name, "x"), received_at=RECEIVED, test_channel=True, settings=own)
     result = normalize(source, json.dumps(document).encode(), {}, context)
     assert result.status in ("processed", "ignored", "unrecognised")
     assert 0 < len(result.reason) <= 255
@@ -106,6 +132,9 @@ def test_junk_anywhere_ends_in_a_named_outcome(name, data):
 
 def writable(fact):
     """What the tables and the catalogue hold a fact against."""
+    if isinstance(fact, f.CheckoutState):
+        assert 0 < len(fact.token) <= 255
+        return
     if isinstance(fact, f.OrderState):
         assert 0 < len(fact.external_id) <= 255
         assert fact.total >= 0
