@@ -43,6 +43,8 @@ def play(database):
 @pytest.fixture
 def run(database, monkeypatch, capsys):
     """Run a command; (exit status, its JSON or text, stderr)."""
+    # a command sets the logging of its process up, and this process is the tests' own
+    monkeypatch.setattr("afluente.telemetry.configure", lambda *_: None)
     monkeypatch.setenv("DATABASE_URL", database.url)
     monkeypatch.setenv("AFLUENTE_SECRETS_KEY", Keyring.generate("test"))
 
