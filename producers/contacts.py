@@ -68,7 +68,7 @@ def shown(conn: psycopg.Connection[Any], organization_id: UUID, contact_id: UUID
         "merged_ids": merged,
         "identities": _rows(conn, _CONTACTS["identities"], **given),
         "tags": [row["name"] for row in _rows(conn, _CONTACTS["tags"], **given)],
-        "metrics": _rows(conn, _CONTACTS["metrics"], organization_id=organization_id, ids=[stays, *merged]),
+        "metrics": _rows(conn, _CONTACTS["metrics"], **given),
     }
 
 

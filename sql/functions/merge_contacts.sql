@@ -5,7 +5,8 @@
 -- Moved: identities, tags, conversations, messages, orders, leads, automation runs, tracked links. What is unknown of the one that stays is filled; its
 -- subscriber state is the newer of the two. An open conversation of each on one channel leaves one open. Contact events are
 -- append-only and keep the id they were recorded with: a person's events are those of afluente.contact_ids, so nothing
--- depends on whether an event came before or after the merge. What is written for the merged-away contact afterwards lands
+-- depends on whether an event came before or after the merge; its summaries are read together (contact_metrics_summary_v).
+-- What is written for the merged-away contact afterwards lands
 -- on the one that stays (afluente.surviving_contact), and what is being written meanwhile is waited for.
 --
 -- Contacts merged before stand for the ones they were merged into. Merged already: `merged` is false and nothing happens.

@@ -39,6 +39,72 @@ CREATE TRIGGER follow_merge BEFORE INSERT ON tracked_links FOR EACH ROW WHEN (NE
 CREATE TRIGGER follow_merge BEFORE INSERT ON link_clicks FOR EACH ROW WHEN (NEW.contact_id IS NOT NULL)
     EXECUTE FUNCTION afluente.follow_merge();
 
+-- The summaries of a person are those of all its ids: what was counted for a contact before it was merged is read with the one
+-- that stayed, from the moment of the merge, whether the stream application has moved it yet or not. One contact's are
+-- found by index: through the primary key of the summaries, and through contacts_merged_idx.
+CREATE OR REPLACE VIEW contact_metrics_summary_v WITH (security_invoker = true) AS
+SELECT
+    md5(s.organization_id::text || s.contact_id::text || s.metric_name)::uuid AS id,
+    s.organization_id,
+    s.contact_id,
+    s.metric_name,
+    s.event_count,
+    t.total_value,
+    t.currency,
+    coalesce(t.totals, '{}'::jsonb) AS totals,
+    s.first_event_at,
+    s.last_event_at,
+    s.updated_at
+FROM (
+    SELECT
+        o.generation,
+        o.organization_id,
+        o.contact_id,
+        o.metric_name,
+        sum(o.event_count)::bigint AS event_count,
+        min(o.first_event_at) AS first_event_at,
+        max(o.last_event_at) AS last_event_at,
+        max(o.updated_at) AS updated_at
+    FROM (
+        SELECT
+            k.generation, k.organization_id, k.contact_id, k.metric_name, k.event_count, k.first_event_at, k.last_event_at,
+            k.updated_at
+        FROM contact_metrics_summary AS k
+        WHERE k.generation = (SELECT g.generation FROM stream_generation AS g WHERE g.state = 'live')
+            AND NOT EXISTS (
+                SELECT FROM contacts AS c
+                WHERE c.organization_id = k.organization_id AND c.id = k.contact_id AND c.merged_into IS NOT NULL)
+        UNION ALL
+        SELECT
+            k.generation, k.organization_id, c.merged_into, k.metric_name, k.event_count, k.first_event_at,
+            k.last_event_at, k.updated_at
+        FROM contacts AS c
+        JOIN contact_metrics_summary AS k ON k.organization_id = c.organization_id AND k.contact_id = c.id
+        WHERE c.merged_into IS NOT NULL
+            AND k.generation = (SELECT g.generation FROM stream_generation AS g WHERE g.state = 'live')
+    ) AS o
+    GROUP BY o.generation, o.organization_id, o.contact_id, o.metric_name
+) AS s
+LEFT JOIN LATERAL (
+    SELECT
+        CASE WHEN count(*) = 1 THEN min(c.total_value) END AS total_value,
+        CASE WHEN count(*) = 1 THEN min(c.currency) END AS currency,
+        jsonb_object_agg(c.currency, c.total_value) AS totals
+    FROM (
+        SELECT y.currency, sum(y.total_value) AS total_value
+        FROM contact_metrics_summary_currency AS y
+        WHERE y.generation = s.generation
+            AND y.organization_id = s.organization_id
+            AND y.contact_id = ANY (ARRAY(
+                SELECT s.contact_id
+                UNION ALL
+                SELECT m.id FROM contacts AS m
+                WHERE m.organization_id = s.organization_id AND m.merged_into = s.contact_id))
+            AND y.metric_name = s.metric_name
+        GROUP BY y.currency
+    ) AS c
+) AS t ON true;
+
 -- One event of a batch (record_contact_events): a fact, and who it is about.
 CREATE TYPE afluente.contact_event_item AS (
     n                   integer,

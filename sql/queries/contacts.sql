@@ -52,22 +52,10 @@ SELECT t.name
 -- name: metrics
 -- The summaries of a person, of all its ids together: what the stream application has folded up to now. Currencies are never
 -- added up.
-SELECT s.metric_name, sum(s.event_count)::bigint AS events, min(s.first_event_at) AS first_at, max(s.last_event_at) AS last_at,
-       (SELECT jsonb_object_agg(t.currency, t.total)
-          FROM (SELECT y.currency, sum(y.total_value) AS total
-                  FROM contact_metrics_summary_currency y
-                 WHERE y.generation = s.generation
-                   AND y.organization_id = %(organization_id)s
-                   AND y.contact_id = ANY (%(ids)s)
-                   AND y.metric_name = s.metric_name
-                 GROUP BY y.currency) t) AS totals
-  FROM contact_metrics_summary s
-  JOIN stream_generation g
-    ON g.generation = s.generation
-   AND g.state = 'live'
+SELECT s.metric_name, s.event_count AS events, s.first_event_at AS first_at, s.last_event_at AS last_at, s.totals
+  FROM contact_metrics_summary_v s
  WHERE s.organization_id = %(organization_id)s
-   AND s.contact_id = ANY (%(ids)s)
- GROUP BY s.generation, s.metric_name
+   AND s.contact_id = %(contact_id)s
  ORDER BY s.metric_name;
 
 -- name: merge

@@ -2,7 +2,6 @@
 
 import json
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 
 import pytest
 from psycopg.types.json import Jsonb
@@ -186,7 +185,14 @@ def test_metrics_of_a_person_are_those_of_all_its_ids(app, shop):
     assert (shown["id"], shown["merged_ids"]) == (ana, [bia])
     (metric,) = shown["metrics"]
     assert (metric["events"], metric["first_at"], metric["last_at"]) == (5, NOW - timedelta(days=1), NOW)
-    assert metric["totals"] == {"BRL": Decimal(15), "USD": Decimal(7)}
+    assert metric["totals"] == {"BRL": 15, "USD": 7}
+    # found by index, and the merged one has none of its own any more
+    view = "contact_metrics_summary_v WHERE organization_id = %s AND contact_id = %s"
+    assert app.execute(f"SELECT * FROM {view}", [shop.mine, bia]).fetchall() == []
+    app.execute("SET LOCAL enable_seqscan = off")
+    plan = "\n".join(row[0] for row in app.execute(f"EXPLAIN SELECT * FROM {view}", [shop.mine, ana]))
+    assert plan.count("contact_metrics_summary_pkey") == 2, plan
+    assert "contacts_merged_idx" in plan, plan
 
 
 # -------------------- as commands
