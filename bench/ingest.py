@@ -121,6 +121,7 @@ def _import(plan: Plan, servers: Database, result: Result, said: Callable[[str],
     found = ingest_import.rounds(servers, plan.rows, plan.runs, said)
     result.runs["import"] = [item.as_row() for item in found]
     result.figures["import_vs_copy"] = median(item.import_rows_per_s / item.copy_rows_per_s for item in found)
+    result.figures["import_vs_bare_copy"] = median(item.import_rows_per_s / item.bare_copy_rows_per_s for item in found)
     result.figures["import_rows_per_s"] = median(item.import_rows_per_s for item in found)
 
 

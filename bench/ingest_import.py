@@ -1,9 +1,10 @@
-"""Contact events from a file by `afluente contact-events import`, beside a bare COPY of the rows that it made.
+"""Contact events from a file by `afluente contact-events import`, beside a COPY of the rows that it made.
 
-The import judges every row, looks its contact up, writes it with its unique names and eleven indexes, and an event into
-the outbox for each. The COPY streams the same rows, from the same client and in the same number of transactions, one
-after the other: into a table of the same columns with no index, constraint, trigger or row-level security, and into one
-with the same indexes and checks. Neither has an outbox.
+The import judges every row, looks its contact up, and writes two rows for it: the fact with its unique names and all
+indexes, and its event in the outbox. The COPY has both rows as they are, text that was made before, and only writes
+them: the facts and the events at once over two connections, as the import has two, into tables with the same columns,
+indexes and checks, but without foreign keys, triggers, partitions and row-level security. Beside that the barest of
+all: the facts alone into a table without any index, over one connection.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import resource
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,20 +30,15 @@ from bench.servers import Database
 CONTACTS = 20_000
 IMPORT_WITHIN_S = 3600.0
 COPY_BYTES = 256 * 1024
-PLAIN, INDEXED = "bench_copy", "bench_copy_indexed"
 
 _CONTACTS = """
 INSERT INTO contacts (organization_id, name, source) SELECT %s, 'Pessoa ' || n, 'bench' FROM generate_series(1, %s) n
 RETURNING id
 """
-# LIKE copies neither foreign keys nor triggers; the generated column is left out, as nothing is copied into one.
-_TABLES = (
-    f"CREATE TABLE {PLAIN} (LIKE contact_events EXCLUDING ALL)",
-    f"CREATE TABLE {INDEXED} (LIKE contact_events INCLUDING ALL)",
-)
+# LIKE copies neither foreign keys nor triggers; generated columns are left out, as nothing is copied into them.
 _COLUMNS = """
 SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) FROM pg_attribute
- WHERE attrelid = 'contact_events'::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
+ WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
 """
 _WRITTEN = """
 SELECT (SELECT count(*) FROM contact_events), (SELECT count(DISTINCT external_event_id) FROM contact_events),
@@ -52,14 +49,16 @@ SELECT (SELECT count(*) FROM contact_events), (SELECT count(DISTINCT external_ev
 
 @dataclass(frozen=True)
 class Run:
-    """One run of all three. CPU of the import in microseconds for each row."""
+    """One run of all three. CPU in microseconds for each row: of the import's process, and of Postgres for it and for
+    the COPY of both."""
 
     rows: int
     import_rows_per_s: float
     copy_rows_per_s: float
-    copy_indexed_rows_per_s: float
+    bare_copy_rows_per_s: float
     cpu_us: float
     postgres_cpu_us: float
+    copy_postgres_cpu_us: float
 
     def as_row(self) -> dict[str, Any]:
         return {name: round(value) if isinstance(value, float) else value for name, value in asdict(self).items()}
@@ -71,8 +70,8 @@ def rounds(servers: Database, rows: int, runs: int, said: Callable[[str], None])
         found = measure(servers, rows, f"import_{number}")
         done.append(found)
         said(
-            f"import {number}/{runs}: {found.import_rows_per_s:,.0f} rows/s, COPY {found.copy_rows_per_s:,.0f}, with "
-            f"indexes {found.copy_indexed_rows_per_s:,.0f}"
+            f"import {number}/{runs}: {found.import_rows_per_s:,.0f} rows/s, COPY of both {found.copy_rows_per_s:,.0f}, "
+            f"bare {found.bare_copy_rows_per_s:,.0f}"
         )
     return done
 
@@ -92,14 +91,15 @@ def measure(servers: Database, rows: int, label: str) -> Run:
             written = conn.execute(_WRITTEN).fetchone()
             if written != (rows, rows, rows):
                 raise BenchError(f"the import of {rows} rows wrote (rows, distinct, events) {written}")
-            copied = _copy(servers, conn, rows, path.with_suffix(".copy"))
+            copied = _copies(servers, url, conn, rows)
         return Run(
             rows=rows,
             import_rows_per_s=rows / seconds,
-            copy_rows_per_s=rows / copied[PLAIN],
-            copy_indexed_rows_per_s=rows / copied[INDEXED],
+            copy_rows_per_s=rows / copied[0],
+            bare_copy_rows_per_s=rows / copied[1],
             cpu_us=cpu_us,
             postgres_cpu_us=postgres_cpu_us,
+            copy_postgres_cpu_us=copied[2],
         )
     finally:
         servers.drop(label)
@@ -154,24 +154,60 @@ def _ended_cpu_s() -> float:
     return spent.ru_utime + spent.ru_stime
 
 
-def _copy(servers: Database, conn: psycopg.Connection[Any], rows: int, path: Path) -> dict[str, float]:
-    """Seconds of the COPY of the same rows into each table."""
-    (columns,) = conn.execute(_COLUMNS).fetchone() or ("",)
-    seconds = {}
+def _copies(servers: Database, url: str, conn: psycopg.Connection[Any], rows: int) -> tuple[float, float, float]:
+    """Seconds of COPY: of both rows into tables like theirs, and of the facts into one without indexes; and Postgres'
+    CPU for each row of the first."""
+    facts = Table(url, servers.folder / f"{conn.info.dbname}.facts", "contact_events", "bench_facts", "INCLUDING ALL")
+    events = Table(url, servers.folder / f"{conn.info.dbname}.events", "event_log", "bench_events", "INCLUDING ALL")
+    bare = Table(url, facts.path, "contact_events", "bench_bare_facts", "EXCLUDING ALL")
     try:
-        with path.open("wb") as file, conn.cursor().copy(f"COPY contact_events ({columns}) TO STDOUT") as copy:
+        for table in (facts, events, bare):
+            table.make(conn)
+        seconds, spent = [], []
+        for together in ((facts, events), (bare,)):
+            servers.checkpoint()
+            before, began = usage.family_cpu_s(servers.postgres_pid), time.monotonic()
+            with ThreadPoolExecutor(len(together)) as threads:
+                for copied in [threads.submit(table.fill) for table in together]:
+                    copied.result()
+            seconds.append(time.monotonic() - began)
+            spent.append(usage.family_cpu_s(servers.postgres_pid) - before)
+        for table in (facts, events, bare):
+            if conn.execute(f"SELECT count(*) FROM {table.name}").fetchone() != (rows,):
+                raise BenchError(f"COPY into {table.name} left rows out")
+        return seconds[0], seconds[1], spent[0] / rows * 1e6
+    finally:
+        for path in (facts.path, events.path):
+            path.unlink(missing_ok=True)
+
+
+@dataclass
+class Table:
+    """A copy of one of our tables: its rows in a file, and an empty table to copy them into."""
+
+    url: str
+    path: Path
+    source: str
+    name: str
+    like: str
+    columns: str = ""
+
+    def make(self, conn: psycopg.Connection[Any]) -> None:
+        (self.columns,) = conn.execute(_COLUMNS, [self.source]).fetchone() or ("",)
+        conn.execute(f"CREATE TABLE {self.name} (LIKE {self.source} {self.like})")
+        # No event but those of the facts: the contacts were not made by the import.
+        with (
+            self.path.open("wb") as file,
+            conn.cursor().copy(f"COPY (SELECT {self.columns} FROM {self.source}) TO STDOUT") as copy,
+        ):
             for block in copy:
                 file.write(block)
-        for table, statement in zip((PLAIN, INDEXED), _TABLES, strict=True):
-            conn.execute(statement)
-            servers.checkpoint()
-            began = time.monotonic()
-            with path.open("rb") as file, conn.cursor().copy(f"COPY {table} ({columns}) FROM STDIN") as copy:
-                while data := file.read(COPY_BYTES):
-                    copy.write(data)
-            seconds[table] = time.monotonic() - began
-            if conn.execute(f"SELECT count(*) FROM {table}").fetchone() != (rows,):
-                raise BenchError(f"COPY into {table} left rows out")
-    finally:
-        path.unlink(missing_ok=True)
-    return seconds
+
+    def fill(self) -> None:
+        with (
+            self.path.open("rb") as file,
+            psycopg.connect(self.url) as conn,
+            conn.cursor().copy(f"COPY {self.name} ({self.columns}) FROM STDIN") as copy,
+        ):
+            while data := file.read(COPY_BYTES):
+                copy.write(data)
