@@ -91,16 +91,24 @@ async def test_each_change_puts_it_off_and_the_last_state_counts(shop):
     assert shop.contact_events()[-1]["value"] == Decimal("100.00")
 
 
-@pytest.mark.parametrize(
-    "named", [{"checkout_token": "chk_1", "cart_token": "cart_1"}, {"checkout_token": "chk_2", "cart_token": "cart_1"}]
-)
 @pytest.mark.parametrize("order_first", [False, True])
-async def test_checkout_that_became_an_order_is_not_left(shop, order_first, named):
-    posts = [("checkouts/create", checkout()), ("orders/create", order(**named))]
-    for topic, body in reversed(posts) if order_first else posts:
-        await shop.post(topic, body)
+async def test_checkout_that_became_an_order_is_not_left(shop, order_first):
+    # the second order names another checkout of the same cart
+    for number, token in ((1, "chk_1"), (2, "chk_3")):
+        mine = checkout(token=f"chk_{number}", cart_token=f"cart_{number}")
+        posts = [
+            ("checkouts/create", mine),
+            ("orders/create", order(number, checkout_token=token, cart_token=f"cart_{number}")),
+        ]
+        for topic, body in reversed(posts) if order_first else posts:
+            await shop.post(topic, body)
     await shop.at(120)
-    assert sorted(shop.facts()) == ["checkout_started:chk_1", "order_placed:1001"]
+    assert sorted(shop.facts()) == [
+        "checkout_started:chk_1",
+        "checkout_started:chk_2",
+        "order_placed:1",
+        "order_placed:2",
+    ]
 
 
 async def test_order_of_a_checkout_that_was_left_recovers_it(shop):

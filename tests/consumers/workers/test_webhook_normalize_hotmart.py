@@ -112,7 +112,7 @@ async def test_twice_posted_changes_nothing_and_replayed_neither(inbound, accoun
 async def test_any_order_comes_to_the_same(inbound, database):
     # The refund and the chargeback say different reasons of one fact: whichever comes first.
     story = [given for given in STORY if given["event"] != "PURCHASE_CHARGEBACK"]
-    organizations = [database.organization(f"in order {number}") for number in range(3)]
+    organizations = [database.organization(f"in order {number}") for number in range(2)]
     for number, organization in enumerate(organizations):
         account = inbound.channel("hotmart", organization)
         shuffled = random.Random(number).sample(story, len(story)) if number else story
@@ -122,14 +122,9 @@ async def test_any_order_comes_to_the_same(inbound, database):
     assert all(other == expected for other in others)
 
 
-async def test_complete_alone_is_the_purchase_when_approved_never_came(inbound, account):
-    await play(inbound, account, STORY[2])
+async def test_complete_alone_is_the_purchase_and_the_token_of_its_body_is_stored_nowhere(inbound, account):
+    await play(inbound, account, {**STORY[2], "hottok": "whsec_test"})
     assert inbound.facts() == [f"order_paid:{TRANSACTION}", "subscription_created:SUB9"]
-
-
-async def test_token_of_the_body_is_stored_nowhere(inbound, account, database):
-    await play(inbound, account, {**STORY[1], "hottok": "whsec_test"})
-    assert inbound.outcomes() == [("processed", "order_paid")]
     for table in ("webhook_events", "event_log", "contact_events"):
         assert "whsec_test" not in str(inbound.rows(f"SELECT w.*, {table == 'webhook_events'} FROM {table} w"))
     (body,) = inbound.rows("SELECT raw_body FROM webhook_events WHERE raw_body IS NOT NULL")
