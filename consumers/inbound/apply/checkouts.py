@@ -6,6 +6,7 @@ order by then is not left, whichever came first, order or checkout; each is foun
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from consumers.inbound.apply.contact_events import ContactEvents
 from consumers.inbound.apply.orders import Orders
 from consumers.inbound.apply.writing import Part, Writing, cut
 from consumers.worker import Context, Delivery
+from producers import Causation, emit_async
 from producers.ingest.normalize import facts as f
 from producers.ingest.normalize.money import as_text
 
@@ -122,11 +124,20 @@ class Checkouts:
 
     async def _set_timer(self, source: str, token: str, due_at: datetime, left_after: timedelta) -> None:
         await self._writing.execute("checkout_timer", source=source, token=token, due_at=due_at)
-        await self._writing.ctx.emit(
+        event = self._writing.delivery.event
+        cause = Causation.of(event)
+        if event.event_type == DUE:
+            # A timer that is set again is the same step of the chain: a long visit to a shop is no loop.
+            cause = replace(cause, depth=max(cause.depth - 1, 1))
+        await emit_async(
+            self._writing.ctx.connection,
             DUE,
             entity_kind="checkout",
             payload={"source": source, "token": token, "left_after_s": int(left_after.total_seconds())},
+            organization_id=event.organization_id,
+            source=self._writing.delivery.worker,
             deliver_at=due_at,
+            causation=cause,
         )
 
     async def _whose(self, token: str) -> UUID | None:

@@ -89,6 +89,9 @@ async def test_each_change_puts_it_off_and_the_last_state_counts(shop):
     assert shop.facts() == ["checkout_started:chk_1"]
     await shop.at(100)
     assert shop.contact_events()[-1]["value"] == Decimal("100.00")
+    # waiting on is no longer chain of causes
+    timers = shop.rows("SELECT metadata ->> 'causation_depth' AS depth FROM event_log WHERE event_type = %s", DUE)
+    assert [timer["depth"] for timer in timers] == ["1", "1"]
 
 
 @pytest.mark.parametrize("order_first", [False, True])
