@@ -2,8 +2,9 @@
 
 Keys of the JSON: list `id, occurred_at, event_type, metric_name, category, value, currency, source, source_type,
 contact_id, external_event_id, unique_event_id, entity_type, entity_id, object_id, object_id_ref, properties,
-received_at`; count `what, events, totals, first_at, last_at`; import `applied, import_id, file, sha256, rows, recorded,
-duplicates, failed, contacts_created, errors [{line, reason}], rejected_file, seconds`.
+received_at`; count `what, events, totals, first_at, last_at`; imports `id, file_name, started_at, finished_at,
+started_by, last_line, recorded, duplicates, failed, contacts_created`; import `applied, import_id, file, sha256, rows,
+recorded, duplicates, failed, contacts_created, errors [{line, reason}], rejected_file, seconds`.
 """
 
 from __future__ import annotations
@@ -108,6 +109,30 @@ def count(
             **_conditions(contact, event_type, metric, source, since, until),
         )
     show(rows, format, ["what", "events", "totals", "first_at", "last_at"])
+
+
+@app.command()
+def imports(
+    organization: Organization,
+    limit: Annotated[int, typer.Option(help="at most so many, newest first", min=1, max=1_000)] = 20,
+    format: FormatOption = Format.text,
+) -> None:
+    """Show the imports and how far they are. Exit 3 when there is none.
+
+    \b
+    Example:
+      afluente contact-events imports --org "Loja Azul"
+    """
+    from producers import contact_event_import as importing
+
+    with acting(organization, "contact-events imports") as (conn, organization_id):
+        rows = importing.imports(conn, organization_id, limit)
+    show(rows, format, ["started_at", "finished_at", "file_name", "last_line", "recorded", "duplicates", "failed"])
+    if not rows:
+        say("nothing was imported")
+        raise typer.Exit(Exit.FOUND)
+    if any(row["finished_at"] is None for row in rows):
+        say("one that is not finished: give the same `contact-events import` command again, it goes on")
 
 
 @app.command("import")

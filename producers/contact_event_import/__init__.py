@@ -3,7 +3,7 @@
 `reading` knows files and lines, `rows` what a row means, `importing` Postgres.
 """
 
-from producers.contact_event_import.importing import Options, Result, run, write_rejected
+from producers.contact_event_import.importing import Options, Result, imports, run, write_rejected
 from producers.contact_event_import.reading import Format, Source
 
-__all__ = ["Format", "Options", "Result", "Source", "run", "write_rejected"]
+__all__ = ["Format", "Options", "Result", "Source", "imports", "run", "write_rejected"]

@@ -26,6 +26,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import psycopg
+from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 import sql
@@ -151,6 +152,12 @@ def run(
             if lane.error is not None:
                 raise lane.error
         return _end(conn, organization_id, begun, counts, options, max_errors)
+
+
+def imports(conn: psycopg.Connection[Any], organization_id: UUID, limit: int) -> list[dict[str, Any]]:
+    """The organization's imports, newest first, finished or not."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_SQL["list"], {"organization_id": organization_id, "limit": limit}).fetchall()
 
 
 def write_rejected(

@@ -2,12 +2,12 @@
 -- Says that two contacts are one person: `from_contact_id` goes, `into_contact_id` stays. In the session's organization, in
 -- the caller's transaction, written to the audit log with who and why, and emitted as contact.merged.
 --
--- Moved: identities, tags, conversations, messages, orders, leads, automation runs, tracked links. What is unknown of the one that stays is filled; its
--- subscriber state is the newer of the two. An open conversation of each on one channel leaves one open. Contact events are
--- append-only and keep the id they were recorded with: a person's events are those of afluente.contact_ids, so nothing
--- depends on whether an event came before or after the merge; its summaries are read together (contact_metrics_summary_v).
--- What is written for the merged-away contact afterwards lands
--- on the one that stays (afluente.surviving_contact), and what is being written meanwhile is waited for.
+-- Moved: identities, tags, conversations, messages, orders, leads, automation runs, tracked links. What is unknown of the one
+-- that stays is filled; its subscriber state is the newer of the two. An open conversation of each on one channel leaves one
+-- open. Contact events are append-only and keep the id they were recorded with: a person's events are those of
+-- afluente.contact_ids, and its summaries are read together (contact_metrics_summary_v), so nothing depends on whether an
+-- event came before or after the merge. What is written for the merged-away contact afterwards lands on the one that stays
+-- (afluente.surviving_contact), and what is being written meanwhile is waited for.
 --
 -- Contacts merged before stand for the ones they were merged into. Merged already: `merged` is false and nothing happens.
 -- SQLSTATE: AF001 no organization, AF010 not a contact of it, AF020 the same contact twice, AF021 an anonymized one,

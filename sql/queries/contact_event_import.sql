@@ -88,3 +88,19 @@ SELECT f.organization_id, 'system', %(actor)s, 'contact_event.imported', 'contac
   FROM finished f
   JOIN contact_event_import_batch b ON b.organization_id = f.organization_id AND b.import_id = f.id
  GROUP BY f.id, f.organization_id, f.file_name, f.file_sha256;
+
+-- name: list
+-- An organization's imports, newest first, and how far they are.
+SELECT i.id, i.file_name, i.started_at, i.finished_at, i.started_by,
+       COALESCE(b.last_line, 0) AS last_line, COALESCE(b.recorded, 0) AS recorded, COALESCE(b.duplicates, 0) AS duplicates,
+       COALESCE(b.rejected, 0) AS failed, COALESCE(b.contacts_created, 0) AS contacts_created
+  FROM contact_event_import i
+  LEFT JOIN LATERAL (
+      SELECT max(b.last_line) AS last_line, sum(b.recorded) AS recorded, sum(b.duplicates) AS duplicates,
+             sum(b.rejected) AS rejected, sum(b.contacts_created) AS contacts_created
+        FROM contact_event_import_batch b
+       WHERE b.organization_id = i.organization_id
+         AND b.import_id = i.id) b ON true
+ WHERE i.organization_id = %(organization_id)s
+ ORDER BY i.started_at DESC
+ LIMIT %(limit)s;

@@ -20,7 +20,7 @@ from psycopg.types.json import Jsonb
 from afluente import postgres as connections
 from afluente.cli.contact_events import import_
 from afluente.errors import Refused
-from producers.contact_event_import import Format, Options, Source, run, write_rejected
+from producers.contact_event_import import Format, Options, Source, imports, run, write_rejected
 from producers.contact_event_import import reading as reading_module
 from producers.contact_event_import.rows import FIELDS, Judge, Rejected, parsed
 from tests.fixtures.postgres import clone
@@ -406,6 +406,10 @@ def test_killed_import_goes_on_and_counts_everything_once(command, database, tmp
         recorded = len(stored(database, command.organization))
         assert before < recorded < FACTS
         before = recorded
+    with connections.connect(database.url) as conn, conn.transaction():
+        (row,) = imports(conn, command.organization, 10)
+    assert (row["file_name"], row["recorded"], row["finished_at"]) == ("facts.csv", before, None)
+    assert row["last_line"] > 0
     done = command()
     assert done.returncode == 5, done.stderr
     result = json.loads(done.stdout)
