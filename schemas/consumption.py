@@ -1,7 +1,7 @@
 """Which workers the catalogue names as the takers of each event type: documentation, checked, and nobody's
 subscription.
 
-A worker's own class says what it takes; webhook-dispatch takes everything but webhook.*, and audit and automation take
+A worker's own class says what it takes; webhook-dispatch takes everything but webhook.* and `INTERNAL`, and audit and automation take
 more than is listed where a tenant asks for it. Names are without the suffix `-worker`.
 """
 
@@ -50,8 +50,8 @@ CONSUMED_BY: dict[str, tuple[str, ...]] = {
     "system.send_blocked": ("analytics-aggregator", "alert", "webhook-dispatch"),
     "system.window_24h_expired": ("template-suggester", "automation", "webhook-dispatch"),
     "system.session_changed": ("alert", "webhook-dispatch"),
-    "system.automation_due": ("automation", "webhook-dispatch"),
-    "system.automation_call_requested": ("automation-call", "webhook-dispatch"),
+    "system.automation_due": ("automation",),
+    "system.automation_call_requested": ("automation-call",),
     # webhook.* is never dispatched: a subscription that fails would feed itself.
     "webhook.received": ("webhook-normalize", "webhook-fetch", "automation"),
     "webhook.checkout_due": ("webhook-normalize",),
@@ -66,3 +66,11 @@ CONSUMED_BY: dict[str, tuple[str, ...]] = {
     "campaign.completed": ("analytics-aggregator", "notification", "webhook-dispatch"),
     "contact_event.recorded": ("automation", "webhook-dispatch"),
 }
+
+INTERNAL = frozenset({"system.automation_due", "system.automation_call_requested"})
+"""What a worker of ours says to itself, and nobody outside is told."""
+
+
+def is_dispatched(event_type: str) -> bool:
+    """Whether subscribers outside are told of events of this type."""
+    return not event_type.startswith("webhook.") and event_type not in INTERNAL

@@ -20,6 +20,7 @@ import sql
 from afluente.errors import Refused
 from afluente.secrets import Keyring
 from consumers.outbound import signature
+from schemas.consumption import is_dispatched
 
 ALL_EVENTS = "*"
 MAX_OVERLAP = timedelta(days=30)
@@ -56,7 +57,7 @@ def create(
 ) -> tuple[UUID, str]:
     """Subscribe ``url``, which the caller has checked, and return the subscription's id and its secret to show.
 
-    ``event_types``: names, or `*` for all but the webhook family. Raises BadSubscription for a type that is never
+    ``event_types``: names, or `*` for all that is dispatched. Raises BadSubscription for a type that is never
     dispatched.
     """
     wanted = sorted(set(event_types))
@@ -65,8 +66,8 @@ def create(
     for event_type in wanted:
         if event_type != ALL_EVENTS and not _EVENT_TYPE.fullmatch(event_type):
             raise BadSubscription(f"{event_type!r} is not an event type like lead.created")
-        if event_type.startswith("webhook."):
-            raise BadSubscription(f"{event_type} is never dispatched: it would feed itself")
+        if event_type != ALL_EVENTS and not is_dispatched(event_type):
+            raise BadSubscription(f"{event_type} is never dispatched: it would feed itself, or is said to ourselves")
     try:
         row = conn.execute(
             _SQL["create"],

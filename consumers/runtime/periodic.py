@@ -76,7 +76,7 @@ class Periodic:
         try:
             await self._core.transaction(work)
             if ran:
-                self._core.say("worker.periodic_done")
+                self._core.say("worker.periodic_done", level="debug")
                 wait_s = 0.0
         except Exception as error:
             self._core.say("worker.periodic_failed", level="error", error=f"{kind(error)}: {describe(error)}")

@@ -46,6 +46,7 @@ from consumers.worker import (
     Snooze,
 )
 from schemas import Event
+from schemas.consumption import is_dispatched
 
 if TYPE_CHECKING:
     from afluente.settings import WorkerSettings
@@ -178,7 +179,7 @@ class WebhookDispatchWorker(ExternalWorker):
         return target or str(event.id)
 
     async def targets(self, event: Event, conn: AsyncConnection[Any]) -> Sequence[str]:
-        if event.event_type.startswith("webhook."):
+        if not is_dispatched(event.event_type):
             return ()
         found = await conn.execute(
             _SQL["targets"], {"organization_id": event.organization_id, "event_type": event.event_type}

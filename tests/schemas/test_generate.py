@@ -13,7 +13,7 @@ from avro.schema import parse
 from pydantic import Field
 
 from schemas import asyncapi, catalogue, published
-from schemas.consumption import CONSUMED_BY
+from schemas.consumption import CONSUMED_BY, is_dispatched
 from schemas.errors import IncompatibleSchema
 from schemas.events import lead, message
 from schemas.events.base import Amount, Instant, Json, Payload
@@ -235,4 +235,4 @@ def test_every_event_type_names_its_consumers():
     assert set(CONSUMED_BY) == set(catalogue.EVENTS)
     for event_type, workers in CONSUMED_BY.items():
         assert workers
-        assert ("webhook-dispatch" in workers) == (not event_type.startswith("webhook."))
+        assert ("webhook-dispatch" in workers) == is_dispatched(event_type)

@@ -82,9 +82,18 @@ async def test_only_enabled_subscriptions_of_the_organization_for_the_type_are_t
 
 
 @pytest.mark.parametrize(
-    "event_type", ["webhook.received", "webhook.delivery_failed", "webhook.subscription_disabled", "webhook.custom"]
+    "event_type",
+    [
+        "webhook.received",
+        "webhook.delivery_failed",
+        "webhook.subscription_disabled",
+        "webhook.custom",
+        "system.automation_due",
+    ],
 )
-async def test_the_webhook_family_is_never_dispatched(dispatching, organization, event_type):
+async def test_the_webhook_family_and_what_is_said_to_ourselves_are_never_dispatched(
+    dispatching, organization, event_type
+):
     dispatching.subscribe(organization, "https://example.com/hook")
     assert await dispatching.targets(event_of(organization, event_type)) == []
     assert WebhookDispatchWorker.event_types == ALL_BUT_WEBHOOK
