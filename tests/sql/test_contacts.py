@@ -345,7 +345,7 @@ def test_row_that_comes_during_a_merge_waits_and_follows(database, organization,
 def test_merges_racing_with_everything_lose_nothing(database, organization):
     """Eight writers record facts and orders for six contacts of one person while they are merged, in any order."""
     people = [contact(database, organization, f.external_identity("s", str(n))) for n in range(6)]
-    writers, each = 8, 25
+    writers, each = 8, 15
     start = threading.Barrier(writers + 2)
 
     def writing(number):
