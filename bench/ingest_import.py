@@ -70,7 +70,7 @@ def rounds(servers: Database, rows: int, runs: int, said: Callable[[str], None])
         found = measure(servers, rows, f"import_{number}")
         done.append(found)
         said(
-            f"import {number}/{runs}: {found.import_rows_per_s:,.0f} rows/s, COPY of both {found.copy_rows_per_s:,.0f}, "
+            f"import {number}/{runs}: {found.import_rows_per_s:,.0f} rows/s, a COPY {found.copy_rows_per_s:,.0f}, "
             f"bare {found.bare_copy_rows_per_s:,.0f}"
         )
     return done

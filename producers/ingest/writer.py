@@ -17,6 +17,7 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from producers.ingest import store
@@ -78,7 +79,10 @@ class Writer:
             while self._waiting:
                 try:
                     async with self._pool.connection(timeout=self._within_s) as conn:
-                        while not conn.broken and (together := await self._next()):
+                        # A connection that broke, or is still at what was given up, goes back: there are others.
+                        while conn.info.transaction_status == TransactionStatus.IDLE and (
+                            together := await self._next()
+                        ):
                             await self._together(conn, together)
                 except UNAVAILABLE as error:
                     # No connection within the time that each of them may take.
