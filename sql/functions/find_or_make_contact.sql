@@ -28,9 +28,13 @@ BEGIN
         SELECT array_agg(f.contact_id ORDER BY f.place) INTO _found
         FROM (SELECT ci.contact_id, min(i.place) AS place
               FROM jsonb_array_elements(find_or_make_contact.identities) WITH ORDINALITY AS i (identity, place)
-              JOIN contact_identities ci
-                ON ci.organization_id = find_or_make_contact.organization_id AND ci.kind = i.identity ->> 'kind'
-               AND ci.source = coalesce(i.identity ->> 'source', '') AND ci.value = i.identity ->> 'value'
+             -- One look-up for each. As a join, a plan made when there were few reads all of the organization's identities.
+             CROSS JOIN LATERAL (
+                    SELECT ci.contact_id
+                      FROM contact_identities ci
+                     WHERE ci.organization_id = find_or_make_contact.organization_id AND ci.kind = i.identity ->> 'kind'
+                       AND ci.source = coalesce(i.identity ->> 'source', '') AND ci.value = i.identity ->> 'value'
+                     LIMIT 1) ci
               GROUP BY ci.contact_id) f;
 
         IF _found IS NULL THEN
@@ -64,10 +68,13 @@ BEGIN
         -- the one made here would be its double.
         EXIT WHEN NOT created OR NOT EXISTS (
             SELECT FROM jsonb_array_elements(find_or_make_contact.identities) i
-            JOIN contact_identities ci
-              ON ci.organization_id = find_or_make_contact.organization_id AND ci.kind = i ->> 'kind'
-             AND ci.source = coalesce(i ->> 'source', '') AND ci.value = i ->> 'value'
-            WHERE ci.contact_id <> find_or_make_contact.contact_id);
+             CROSS JOIN LATERAL (
+                    SELECT ci.contact_id
+                      FROM contact_identities ci
+                     WHERE ci.organization_id = find_or_make_contact.organization_id AND ci.kind = i ->> 'kind'
+                       AND ci.source = coalesce(i ->> 'source', '') AND ci.value = i ->> 'value'
+                     LIMIT 1) ci
+             WHERE ci.contact_id <> find_or_make_contact.contact_id);
         DELETE FROM contacts c
         WHERE c.organization_id = find_or_make_contact.organization_id AND c.id = find_or_make_contact.contact_id;
     END LOOP;

@@ -3,14 +3,18 @@ SELECT contact_id, created, conflict
   FROM upsert_contact(%(organization_id)s, %(identities)s, %(name)s, %(source)s);
 
 -- name: find_contact
--- The contact that identities name, the most telling first. Merged ones lead to the one that stays.
+-- The contact that identities name, the most telling first. Merged ones lead to the one that stays. One look-up for each
+-- identity: as a join, a plan made when there were few reads all of the organization's.
 SELECT COALESCE(c.merged_into, c.id)
   FROM jsonb_array_elements(%(identities)s) WITH ORDINALITY AS i (identity, place)
-  JOIN contact_identities ci
-    ON ci.organization_id = %(organization_id)s
-   AND ci.kind = i.identity ->> 'kind'
-   AND ci.source = COALESCE(i.identity ->> 'source', '')
-   AND ci.value = i.identity ->> 'value'
+ CROSS JOIN LATERAL (
+        SELECT ci.organization_id, ci.contact_id
+          FROM contact_identities ci
+         WHERE ci.organization_id = %(organization_id)s
+           AND ci.kind = i.identity ->> 'kind'
+           AND ci.source = COALESCE(i.identity ->> 'source', '')
+           AND ci.value = i.identity ->> 'value'
+         LIMIT 1) ci
   JOIN contacts c
     ON c.organization_id = ci.organization_id
    AND c.id = ci.contact_id
@@ -21,11 +25,14 @@ SELECT COALESCE(c.merged_into, c.id)
 -- Every contact that identities name, the most tellingly named first.
 SELECT ci.contact_id
   FROM jsonb_array_elements(%(identities)s) WITH ORDINALITY AS i (identity, place)
-  JOIN contact_identities ci
-    ON ci.organization_id = %(organization_id)s
-   AND ci.kind = i.identity ->> 'kind'
-   AND ci.source = COALESCE(i.identity ->> 'source', '')
-   AND ci.value = i.identity ->> 'value'
+ CROSS JOIN LATERAL (
+        SELECT ci.organization_id, ci.contact_id
+          FROM contact_identities ci
+         WHERE ci.organization_id = %(organization_id)s
+           AND ci.kind = i.identity ->> 'kind'
+           AND ci.source = COALESCE(i.identity ->> 'source', '')
+           AND ci.value = i.identity ->> 'value'
+         LIMIT 1) ci
  GROUP BY ci.contact_id
  ORDER BY min(i.place);
 
