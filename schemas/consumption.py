@@ -1,8 +1,8 @@
 """Which workers the catalogue names as the takers of each event type: documentation, checked, and nobody's
 subscription.
 
-A worker's own class says what it takes; webhook-dispatch takes everything but webhook.* and `INTERNAL`, and audit and automation take
-more than is listed where a tenant asks for it. Names are without the suffix `-worker`.
+A worker's own class says what it takes; webhook-dispatch takes everything but webhook.* and `INTERNAL`, and audit and
+automation take more than is listed where a tenant asks for it. Names are without the suffix `-worker`.
 """
 
 CONSUMED_BY: dict[str, tuple[str, ...]] = {

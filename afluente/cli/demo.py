@@ -21,7 +21,7 @@ def demo(
         Path, typer.Option("--state-dir", help="its data, logs and addresses; begun afresh each time")
     ] = Path(".afluente/demo"),
 ) -> None:
-    """Play webhooks of four senders through the whole pipeline, with a failure on purpose, and reconcile the end.
+    """Play webhooks of nine senders through the whole pipeline, with a failure on purpose, and reconcile the end.
 
     Kafka and Postgres are found or started as by `afluente up`. Waits between attempts are scaled down. The exit status
     is that of `afluente verify`: 0 when everything adds up, 3 when not.
