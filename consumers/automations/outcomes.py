@@ -66,14 +66,7 @@ async def note(conn: AsyncConnection[Any], event: Event) -> None:
     fact = "ai_response_sent" if step["type"] == "ai_respond" else "sent"
     await record(
         conn,
-        Origin(
-            event.organization_id,
-            step["automation_id"],
-            step["run_id"],
-            contact.id,
-            step["request_id"],
-            step["trace_id"],
-        ),
+        contact.id,
         Fact(
             name=f"{fact}:{message_id}",
             metric=_METRICS[step["type"]],
@@ -84,7 +77,13 @@ async def note(conn: AsyncConnection[Any], event: Event) -> None:
             object_id=message_id,
             object_id_ref=provider_id if isinstance(provider_id, str) else None,
         ),
-        replace(Causation.of(event), automation_run=step["run_id"]),
+        Origin(
+            step["automation_id"],
+            step["run_id"],
+            step["request_id"],
+            step["trace_id"],
+            replace(Causation.of(event), automation_run=step["run_id"]),
+        ),
     )
 
 

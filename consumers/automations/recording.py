@@ -22,14 +22,32 @@ _SQL = sql.queries("automations")
 
 @dataclass(frozen=True)
 class Origin:
-    """The run that made a fact, and whom the fact is about."""
+    """The run that makes a fact, and what led to it."""
 
-    organization_id: UUID
     automation_id: UUID
     run_id: UUID
-    contact_id: UUID
     request_id: str | None
     trace_id: str | None
+    cause: Causation
+
+    @property
+    def metadata(self) -> str:
+        """The metadata, as JSON text, of what SQL functions emit for the run: the same as of what it emits itself."""
+        found = {
+            "source": SOURCE,
+            "causation_id": self.cause.event_id,
+            "causation_depth": self.cause.depth,
+            "traceparent": self.cause.traceparent,
+            "automation_run": self.cause.automation_run,
+            "request_id": self.request_id,
+            "trace_id": self.trace_id,
+        }
+        return to_json({name: value for name, value in found.items() if value is not None}, "metadata")
+
+    def properties(self, **own: Any) -> str:
+        """The properties of a fact, as JSON text: its own, and whose it is."""
+        whose = {"automation_execution_id": self.run_id, "automation_id": self.automation_id}
+        return to_json(own | whose, "properties")
 
 
 @dataclass(frozen=True)
@@ -46,26 +64,12 @@ class Fact:
     object_id_ref: str | None = None
 
 
-async def record(conn: AsyncConnection[Any], origin: Origin, fact: Fact, cause: Causation) -> None:
+async def record(conn: AsyncConnection[Any], contact_id: UUID, fact: Fact, origin: Origin) -> None:
     """Record it on a connection that acts for the organization; automations and summaries follow through the bus."""
-    metadata = {
-        "source": SOURCE,
-        "causation_id": cause.event_id,
-        "causation_depth": cause.depth,
-        "traceparent": cause.traceparent,
-        "automation_run": cause.automation_run,
-        "request_id": origin.request_id,
-        "trace_id": origin.trace_id,
-    }
-    properties = {
-        **fact.properties,
-        "automation_execution_id": origin.run_id,
-        "automation_id": origin.automation_id,
-    }
     await conn.execute(
         _SQL["record_contact_event"],
         {
-            "contact_id": origin.contact_id,
+            "contact_id": contact_id,
             "event_type": contact_event_type_of(fact.metric),
             "metric": fact.metric,
             "fact": fact.name,
@@ -74,7 +78,7 @@ async def record(conn: AsyncConnection[Any], origin: Origin, fact: Fact, cause: 
             "object_id": fact.object_id,
             "object_id_ref": fact.object_id_ref,
             "occurred_at": fact.occurred_at,
-            "properties": to_json(properties, "properties"),
-            "metadata": to_json({name: value for name, value in metadata.items() if value is not None}, "metadata"),
+            "properties": origin.properties(**fact.properties),
+            "metadata": origin.metadata,
         },
     )

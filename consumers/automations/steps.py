@@ -36,7 +36,7 @@ from consumers.automations.definition import (
     Wait,
 )
 from consumers.automations.facts import DUE, Contact
-from consumers.automations.recording import SOURCE, Fact, Origin, record
+from consumers.automations.recording import SOURCE, Origin
 from producers import Causation, emit_async
 
 CALL_REQUESTED = "system.automation_call_requested"
@@ -76,6 +76,10 @@ class Run:
         """Of everything that the run emits: the event that started it, however often the run has slept since. Its waits
         are no steps of a chain."""
         return Causation(self.trigger_event_id, self.causation_depth + 1, self.traceparent, self.id)
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.automation_id, self.id, self.request_id, self.trace_id, self.causation)
 
 
 def effect_id(run_id: UUID, step: int) -> UUID:
@@ -131,11 +135,11 @@ class Steps:
             case SendTemplate():
                 return await self._send_template(run, number, step, run.contact)
             case AddTag():
-                return await self._add_tag(run, number, step, run.contact)
+                return await self._add_tag(run, step, run.contact)
             case RemoveTag():
-                return await self._remove_tag(run, number, step, run.contact)
+                return await self._remove_tag(run, step, run.contact)
             case CloseConversation():
-                return await self._close(run, number, step, run.contact)
+                return await self._close(run, step, run.contact)
             case AiRespond():
                 return await self._ai_respond(run, number, step, run.contact)
             case _:
@@ -308,30 +312,9 @@ class Steps:
         channel_id = await self._channel(run, contact, channel)
         if channel_id is None:
             return None
-        row = await self._made("open_conversation", run, contact_id=contact.id, channel_id=channel_id, now=self._now)
+        said = {"context": SOURCE}
+        [row] = await self._change("open_conversation", run, contact, said, channel_id=channel_id)
         conversation_id: UUID = row[0]
-        if row[1]:
-            await self._emit(
-                run,
-                "conversation.opened",
-                "conversation",
-                conversation_id,
-                {
-                    "conversation_id": str(conversation_id),
-                    "contact_id": str(contact.id),
-                    "channel": "whatsapp",
-                    "automation_run": str(run.id),
-                },
-            )
-            await self._record(
-                run,
-                "Conversation Opened",
-                f"conversation_opened:{conversation_id}",
-                {"channel": "whatsapp", "context": SOURCE},
-                entity_type="conversation",
-                entity_id=str(conversation_id),
-                object_id=str(conversation_id),
-            )
         return conversation_id
 
     async def _queue(
@@ -414,80 +397,34 @@ class Steps:
 
     # Tags and conversations
 
-    async def _add_tag(self, run: Run, number: int, step: AddTag, contact: Contact) -> Did:
-        row = await self._made("tag", run, name=step.tag)
-        if await self._one("add_tag", run, contact_id=contact.id, tag_id=row[0]) is None:
-            return Did("done", "had_it_already", details={"tag": step.tag})
-        await self._record_tag(run, number, "Tag Added", row[0], step.tag)
-        return Did("done", details={"tag": step.tag})
+    async def _add_tag(self, run: Run, step: AddTag, contact: Contact) -> Did:
+        [(added,)] = await self._change("add_tag", run, contact, tag=step.tag)
+        return Did("done", None if added else "had_it_already", details={"tag": step.tag})
 
-    async def _remove_tag(self, run: Run, number: int, step: RemoveTag, contact: Contact) -> Did:
-        row = await self._one("remove_tag", run, contact_id=contact.id, name=step.tag)
-        if row is None:
-            return Did("done", "had_it_not", details={"tag": step.tag})
-        await self._record_tag(run, number, "Tag Removed", row[0], step.tag)
-        return Did("done", details={"tag": step.tag})
+    async def _remove_tag(self, run: Run, step: RemoveTag, contact: Contact) -> Did:
+        [(removed,)] = await self._change("remove_tag", run, contact, tag=step.tag)
+        return Did("done", None if removed else "had_it_not", details={"tag": step.tag})
 
-    async def _record_tag(self, run: Run, number: int, metric: str, tag_id: UUID, tag: str) -> None:
-        await self._record(
-            run,
-            metric,
-            f"{metric.lower().replace(' ', '_')}:{run.id}:{number}",
-            {"tag_id": str(tag_id), "tag": tag},
-            entity_type="tag",
-            entity_id=str(tag_id),
-        )
-
-    async def _close(self, run: Run, number: int, step: CloseConversation, contact: Contact) -> Did:
-        parameters = {"organization_id": run.organization_id, "contact_id": contact.id, "now": self._now}
-        closed = await (await self._conn.execute(_SQL["close_conversations"], parameters)).fetchall()
+    async def _close(self, run: Run, step: CloseConversation, contact: Contact) -> Did:
         note = None if step.note is None else text.fill(step.note, run.facts, lambda url: url)
-        for conversation_id, channel, duration_s, messages in closed:
-            await self._emit(
-                run,
-                "conversation.resolved",
-                "conversation",
-                conversation_id,
-                {
-                    "resolved_by": SOURCE,
-                    "resolution_note": note,
-                    "duration_s": duration_s,
-                    "conversation_id": str(conversation_id),
-                    "contact_id": str(contact.id),
-                    "automation_run": str(run.id),
-                },
-            )
-            await self._record(
-                run,
-                "Conversation Closed",
-                f"conversation_closed:{run.id}:{number}:{conversation_id}",
-                {"channel": channel, "durationSeconds": duration_s, "messageCount": messages},
-                entity_type="conversation",
-                entity_id=str(conversation_id),
-                object_id=str(conversation_id),
-            )
-        if not closed:
-            return Did("done", "none_open")
-        return Did("done", details={"conversations": [str(row[0]) for row in closed]})
+        rows = await self._change("close_conversations", run, contact, note=note)
+        closed = [str(conversation_id) for conversation_id, was_open in rows if was_open]
+        return Did("done", details={"conversations": closed}) if closed else Did("done", "none_open")
+
+    async def _change(
+        self, query: str, run: Run, contact: Contact, said: Mapping[str, Any] | None = None, **parameters: Any
+    ) -> list[tuple[Any, ...]]:
+        """Have a function of SQL make a change and record it. `said`: properties of the fact, besides whose it is."""
+        origin = run.origin
+        given = {
+            "organization_id": run.organization_id,
+            "contact_id": contact.id,
+            "metadata": origin.metadata,
+            "properties": origin.properties(**(said or {})),
+        }
+        return await (await self._conn.execute(_SQL[query], given | parameters)).fetchall()
 
     # What is written
-
-    async def _record(
-        self,
-        run: Run,
-        metric: str,
-        name: str,
-        properties: Mapping[str, Any],
-        *,
-        entity_type: str,
-        entity_id: str,
-        object_id: str | None = None,
-    ) -> None:
-        """Record what a step did to the run's contact. Once for each `name`."""
-        assert run.contact is not None
-        origin = Origin(run.organization_id, run.automation_id, run.id, run.contact.id, run.request_id, run.trace_id)
-        fact = Fact(name, metric, self._now, properties, entity_type, entity_id, object_id)
-        await record(self._conn, origin, fact, run.causation)
 
     async def _emit(
         self,
@@ -516,14 +453,6 @@ class Steps:
     async def _one(self, query: str, run: Run, **parameters: Any) -> tuple[Any, ...] | None:
         given = {"organization_id": run.organization_id, **parameters}
         row: tuple[Any, ...] | None = await (await self._conn.execute(_SQL[query], given)).fetchone()
-        return row
-
-    async def _made(self, query: str, run: Run, **parameters: Any) -> tuple[Any, ...]:
-        """The row that is made if it is not there. Whoever makes it at this moment is waited for, and what they made is
-        seen by the next statement only."""
-        row = await self._one(query, run, **parameters) or await self._one(query, run, **parameters)
-        if row is None:
-            raise RuntimeError(f"{query}: made and taken away again by others at the same moment")
         return row
 
     async def _execute(self, query: str, run: Run, **parameters: Any) -> None:

@@ -1,12 +1,13 @@
 -- needs: 0020
 -- Puts a tag on a contact, in the caller's transaction and the session's organization, and records "Tag Added". The tag is
--- made if there is none of that name. False when the contact has it already.
+-- made if there is none of that name. False when the contact has it already. `properties` go along with the fact.
 -- SQLSTATE: AF001 no organization, AF010 not a contact of it.
 CREATE OR REPLACE FUNCTION add_tag(
     contact_id uuid,
     tag        text,
     source     text DEFAULT 'crm',
-    metadata   jsonb DEFAULT '{}'
+    metadata   jsonb DEFAULT '{}',
+    properties jsonb DEFAULT '{}'
 )
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -40,10 +41,10 @@ BEGIN
         source_type => 'INTERNAL',
         entity_type => 'tag',
         entity_id   => _tag_id::text,
-        properties  => jsonb_build_object('tag', add_tag.tag, 'tag_id', _tag_id),
+        properties  => add_tag.properties || jsonb_build_object('tag', add_tag.tag, 'tag_id', _tag_id),
         metadata    => add_tag.metadata);
     RETURN true;
 END
 $$;
-REVOKE ALL ON FUNCTION add_tag(uuid, text, text, jsonb) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION add_tag(uuid, text, text, jsonb) TO afluente_app, afluente_worker, afluente_admin;
+REVOKE ALL ON FUNCTION add_tag(uuid, text, text, jsonb, jsonb) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION add_tag(uuid, text, text, jsonb, jsonb) TO afluente_app, afluente_worker, afluente_admin;

@@ -1,13 +1,15 @@
 -- needs: 0020
 -- Resolves an open conversation, in the caller's transaction and the session's organization: emits conversation.resolved and
 -- records conversation_ended ("Conversation Closed"). False when it is not there or not open: whoever asks twice closes it
--- once. `resolved_by` is a person's or a program's id; `metadata` goes along with both events.
+-- once. `resolved_by` is a person's or a program's id; `metadata` goes along with both events, `properties`
+-- with the fact.
 CREATE OR REPLACE FUNCTION close_conversation(
     conversation_id uuid,
     resolved_by     text,
     note            text DEFAULT NULL,
     source          text DEFAULT 'crm',
-    metadata        jsonb DEFAULT '{}'
+    metadata        jsonb DEFAULT '{}',
+    properties      jsonb DEFAULT '{}'
 )
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -30,7 +32,9 @@ BEGIN
         jsonb_strip_nulls(jsonb_build_object(
             'resolved_by', close_conversation.resolved_by,
             'resolution_note', close_conversation.note,
-            'duration_s', _duration_s)),
+            'duration_s', _duration_s,
+            'conversation_id', _conversation.id,
+            'contact_id', _conversation.contact_id)),
         close_conversation.metadata);
     PERFORM public.record_contact_event(
         contact_id        => _conversation.contact_id,
@@ -44,7 +48,7 @@ BEGIN
         entity_id         => _conversation.id::text,
         object_id         => _conversation.id::text,
         occurred_at       => _conversation.resolved_at,
-        properties        => jsonb_strip_nulls(jsonb_build_object(
+        properties        => close_conversation.properties || jsonb_strip_nulls(jsonb_build_object(
             'channel', _conversation.channel,
             'durationSeconds', _duration_s,
             'messageCount', _conversation.message_count,
@@ -57,6 +61,6 @@ BEGIN
     RETURN true;
 END
 $$;
-REVOKE ALL ON FUNCTION close_conversation(uuid, text, text, text, jsonb) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION close_conversation(uuid, text, text, text, jsonb)
+REVOKE ALL ON FUNCTION close_conversation(uuid, text, text, text, jsonb, jsonb) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION close_conversation(uuid, text, text, text, jsonb, jsonb)
     TO afluente_app, afluente_worker, afluente_admin;

@@ -1,6 +1,7 @@
 -- needs: 0020
 -- The open conversation of a contact on a channel, opened if there is none, in the caller's transaction and the session's
--- organization. A new one emits conversation.opened and records conversation_started ("Conversation Opened").
+-- organization. A new one emits conversation.opened and records conversation_started ("Conversation Opened"); the last
+-- parameters are what is said of that fact (record_contact_event).
 -- SQLSTATE: AF001 no organization, AF010 not a contact of it.
 CREATE OR REPLACE FUNCTION open_conversation(
     contact_id          uuid,
@@ -9,6 +10,12 @@ CREATE OR REPLACE FUNCTION open_conversation(
     context             jsonb DEFAULT '{}',
     source              text DEFAULT 'crm',
     metadata            jsonb DEFAULT '{}',
+    properties          jsonb DEFAULT '{}',
+    source_type         text DEFAULT 'INTERNAL',
+    occurred_at         timestamptz DEFAULT NULL,
+    received_at         timestamptz DEFAULT NULL,
+    integration_id      uuid DEFAULT NULL,
+    webhook_event_id    uuid DEFAULT NULL,
     OUT conversation_id uuid,
     OUT opened          boolean
 )
@@ -46,16 +53,21 @@ BEGIN
             contact_id        => _contact_id,
             event_type        => 'conversation_started',
             source            => open_conversation.source,
-            source_type       => 'INTERNAL',
+            source_type       => open_conversation.source_type,
             external_event_id => 'conversation_opened:' || conversation_id,
             entity_type       => 'conversation',
             entity_id         => conversation_id::text,
             object_id         => conversation_id::text,
-            properties        => jsonb_build_object('channel', open_conversation.channel),
+            occurred_at       => open_conversation.occurred_at,
+            received_at       => open_conversation.received_at,
+            properties        => open_conversation.properties || jsonb_build_object('channel', open_conversation.channel),
+            integration_id    => open_conversation.integration_id,
+            webhook_event_id  => open_conversation.webhook_event_id,
             metadata          => open_conversation.metadata);
     END IF;
 END
 $$;
-REVOKE ALL ON FUNCTION open_conversation(uuid, uuid, text, jsonb, text, jsonb) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION open_conversation(uuid, uuid, text, jsonb, text, jsonb)
-    TO afluente_app, afluente_worker, afluente_admin;
+REVOKE ALL ON FUNCTION open_conversation(uuid, uuid, text, jsonb, text, jsonb, jsonb, text, timestamptz, timestamptz, uuid,
+    uuid) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION open_conversation(uuid, uuid, text, jsonb, text, jsonb, jsonb, text, timestamptz, timestamptz, uuid,
+    uuid) TO afluente_app, afluente_worker, afluente_admin;

@@ -1,12 +1,13 @@
 -- needs: 0020
 -- Takes a tag from a contact, in the caller's transaction and the session's organization, and records "Tag Removed". False
--- when the contact does not have it.
+-- when the contact does not have it. `properties` go along with the fact.
 -- SQLSTATE: AF001 no organization, AF010 not a contact of it.
 CREATE OR REPLACE FUNCTION remove_tag(
     contact_id uuid,
     tag        text,
     source     text DEFAULT 'crm',
-    metadata   jsonb DEFAULT '{}'
+    metadata   jsonb DEFAULT '{}',
+    properties jsonb DEFAULT '{}'
 )
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -31,10 +32,10 @@ BEGIN
         source_type => 'INTERNAL',
         entity_type => 'tag',
         entity_id   => _tag_id::text,
-        properties  => jsonb_build_object('tag', remove_tag.tag, 'tag_id', _tag_id),
+        properties  => remove_tag.properties || jsonb_build_object('tag', remove_tag.tag, 'tag_id', _tag_id),
         metadata    => remove_tag.metadata);
     RETURN true;
 END
 $$;
-REVOKE ALL ON FUNCTION remove_tag(uuid, text, text, jsonb) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION remove_tag(uuid, text, text, jsonb) TO afluente_app, afluente_worker, afluente_admin;
+REVOKE ALL ON FUNCTION remove_tag(uuid, text, text, jsonb, jsonb) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION remove_tag(uuid, text, text, jsonb, jsonb) TO afluente_app, afluente_worker, afluente_admin;

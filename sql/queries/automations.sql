@@ -241,23 +241,9 @@ SELECT c.id
         HAVING count(*) = 1));
 
 -- name: open_conversation
--- The contact's open conversation on this channel, opened if there is none; `opened` says which it was.
-WITH opened AS (
-    INSERT INTO conversations (organization_id, contact_id, channel_id, channel, context, opened_at)
-    VALUES (%(organization_id)s, %(contact_id)s, %(channel_id)s, 'whatsapp', '{}', %(now)s)
-    ON CONFLICT (organization_id, contact_id, channel_id) WHERE status = 'open' DO NOTHING
-    RETURNING id
-)
-SELECT id, true AS opened
-  FROM opened
- UNION ALL
-SELECT id, false
-  FROM conversations
- WHERE organization_id = %(organization_id)s
-   AND contact_id = %(contact_id)s
-   AND channel_id = %(channel_id)s
-   AND status = 'open'
- LIMIT 1;
+SELECT conversation_id
+  FROM open_conversation(%(contact_id)s, %(channel_id)s, source => 'automation',
+                         metadata => %(metadata)s, properties => %(properties)s);
 
 -- name: queue_message
 INSERT INTO messages (id, organization_id, conversation_id, contact_id, direction, message_type, body, template_id, status,
@@ -279,44 +265,20 @@ SELECT id, status, components
  ORDER BY channel_id NULLS LAST
  LIMIT 1;
 
--- name: tag
--- A tag's id, made if there is none of that name.
-WITH made AS (
-    INSERT INTO tags (organization_id, name)
-    VALUES (%(organization_id)s, %(name)s)
-    ON CONFLICT (organization_id, name) DO NOTHING
-    RETURNING id
-)
-SELECT id FROM made
- UNION ALL
-SELECT id FROM tags WHERE organization_id = %(organization_id)s AND name = %(name)s
- LIMIT 1;
-
 -- name: add_tag
-INSERT INTO contact_tag_links (organization_id, contact_id, tag_id)
-VALUES (%(organization_id)s, %(contact_id)s, %(tag_id)s)
-ON CONFLICT DO NOTHING
-RETURNING tag_id;
+SELECT add_tag(%(contact_id)s, %(tag)s, 'automation', %(metadata)s, %(properties)s);
 
 -- name: remove_tag
-DELETE FROM contact_tag_links l
- USING tags t
- WHERE l.organization_id = %(organization_id)s
-   AND l.contact_id = %(contact_id)s
-   AND t.organization_id = l.organization_id
-   AND t.id = l.tag_id
-   AND t.name = %(name)s
-RETURNING t.id;
+SELECT remove_tag(%(contact_id)s, %(tag)s, 'automation', %(metadata)s, %(properties)s);
 
 -- name: close_conversations
-UPDATE conversations
-   SET status = 'resolved',
-       resolved_at = %(now)s,
-       updated_at = %(now)s
- WHERE organization_id = %(organization_id)s
-   AND contact_id = %(contact_id)s
-   AND status = 'open'
-RETURNING id, channel, greatest(extract(epoch FROM resolved_at - opened_at), 0)::float8, message_count;
+-- The contact's open conversations, closed; false for one that somebody else has closed at this moment.
+SELECT c.id, close_conversation(c.id, 'automation', %(note)s, 'automation', %(metadata)s, %(properties)s)
+  FROM conversations c
+ WHERE c.organization_id = %(organization_id)s
+   AND c.contact_id = %(contact_id)s
+   AND c.status = 'open'
+ ORDER BY c.id;
 
 -- name: record_contact_event
 SELECT record_contact_event(

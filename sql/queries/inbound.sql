@@ -127,16 +127,18 @@ UPDATE contacts
    AND phone_e164 IS DISTINCT FROM %(phone)s;
 
 -- name: set_subscriber_state
--- The newest word of the person counts; an older one that comes late changes nothing.
+-- The newest word of the person counts, and is the one that later ones are measured by, also when it says what was said
+-- before; of two at one time the stricter one. `changed` says whether the state is another one. No row for an older word.
 UPDATE contacts
    SET subscriber_state = %(state)s,
        subscriber_state_at = %(at)s,
        updated_at = clock_timestamp()
  WHERE organization_id = %(organization_id)s
    AND id = %(contact_id)s
-   AND (subscriber_state_at IS NULL OR subscriber_state_at < %(at)s)
-   AND subscriber_state <> %(state)s
-RETURNING id;
+   AND (COALESCE(subscriber_state_at, '-infinity'),
+        array_position('{unknown,subscribed,unsubscribed,blocked}', subscriber_state))
+       < (%(at)s, array_position('{unknown,subscribed,unsubscribed,blocked}', %(state)s))
+RETURNING old.subscriber_state <> new.subscriber_state AS changed;
 
 -- name: record_contact_event
 SELECT record_contact_event(
@@ -365,23 +367,20 @@ SELECT m.id
  LIMIT 1;
 
 -- name: open_conversation
--- The contact's open conversation on this channel, opened if there is none; `opened` says which it was.
-WITH opened AS (
-    INSERT INTO conversations (organization_id, contact_id, channel_id, channel, context)
-    VALUES (%(organization_id)s, %(contact_id)s, %(channel_id)s, 'whatsapp', %(context)s)
-    ON CONFLICT (organization_id, contact_id, channel_id) WHERE status = 'open' DO NOTHING
-    RETURNING id
-)
-SELECT id, true AS opened
-  FROM opened
- UNION ALL
-SELECT id, false
-  FROM conversations
- WHERE organization_id = %(organization_id)s
-   AND contact_id = %(contact_id)s
-   AND channel_id = %(channel_id)s
-   AND status = 'open'
- LIMIT 1;
+-- The contact's open conversation on the part's channel, opened if there is none; `opened` says which it was.
+SELECT conversation_id, opened
+  FROM open_conversation(
+    contact_id       => %(contact_id)s,
+    channel_id       => %(integration_id)s,
+    context          => %(context)s,
+    source           => %(source)s,
+    metadata         => %(metadata)s,
+    properties       => %(properties)s,
+    source_type      => %(source_type)s,
+    occurred_at      => %(occurred_at)s,
+    received_at      => %(received_at)s,
+    integration_id   => %(integration_id)s,
+    webhook_event_id => %(webhook_event_id)s);
 
 -- name: insert_message
 INSERT INTO messages (organization_id, conversation_id, contact_id, direction, message_type, body, media_urls, reply_to,

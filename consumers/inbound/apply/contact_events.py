@@ -76,8 +76,6 @@ class ContactEvents:
             contact_id=contact_id,
             event_type=event_type,
             metric_name=metric,
-            source=writing.part.source,
-            source_type=_SOURCE_TYPES.get(writing.part.source, "EXTERNAL"),
             external_event_id=fact,
             object_id=object_id,
             object_id_ref=object_id_ref,
@@ -86,14 +84,23 @@ class ContactEvents:
             value=value,
             currency=currency,
             occurred_at=occurred_at,
-            received_at=writing.part.received_at,
             properties=to_json(properties or {}, "properties"),
-            integration_id=writing.part.channel_id,
-            webhook_event_id=writing.part.id,
-            metadata=to_json(writing.metadata(), "metadata"),
+            **self.origin(),
         )
         if row is not None and row[0] is not None:
             writing.counts["contact_events"] += 1
+
+    def origin(self) -> dict[str, Any]:
+        """Where a fact is from, as SQL functions take it: the sender, the stored part, what led here."""
+        part = self._writing.part
+        return {
+            "source": part.source,
+            "source_type": _SOURCE_TYPES.get(part.source, "EXTERNAL"),
+            "received_at": part.received_at,
+            "integration_id": part.channel_id,
+            "webhook_event_id": part.id,
+            "metadata": to_json(self._writing.metadata(), "metadata"),
+        }
 
     async def _payer(self, payment_id: str) -> UUID | None:
         """The contact of an earlier fact about the same payment."""

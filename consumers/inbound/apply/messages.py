@@ -155,34 +155,14 @@ class Messages:
         row = await self._writing.one(
             "open_conversation",
             contact_id=contact_id,
-            channel_id=self._writing.part.channel_id,
             context=Jsonb({"referral": referral} if referral else {}),
+            occurred_at=at,
+            properties=Jsonb({"context": "ad" if referral else None}),
+            **self._events.origin(),
         )
         assert row is not None
-        conversation_id: UUID = row[0]
-        if row[1]:
-            await self._writing.emit(
-                "conversation.opened",
-                entity_kind="conversation",
-                entity_id=conversation_id,
-                payload={
-                    "conversation_id": str(conversation_id),
-                    "contact_id": str(contact_id),
-                    "channel": "whatsapp",
-                },
-            )
-            await self._events.record(
-                contact_id,
-                fact=f"conversation_opened:{conversation_id}",
-                event_type="conversation_started",
-                metric=None,
-                occurred_at=at,
-                entity_type="conversation",
-                entity_id=str(conversation_id),
-                object_id=str(conversation_id),
-                properties={"channel": "whatsapp", "context": "ad" if referral else None},
-            )
-        return conversation_id
+        self._writing.counts["contact_events"] += row[1]
+        return UUID(str(row[0]))
 
     async def _insert_message(
         self, conversation_id: UUID, contact_id: UUID, *, metadata: Mapping[str, Any], **values: Any

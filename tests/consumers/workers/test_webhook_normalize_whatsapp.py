@@ -93,6 +93,9 @@ async def test_message_opens_a_conversation_and_is_received(inbound, channel):
     assert inbound.facts() == [f"conversation_opened:{conversation['id']}", "received:w1"]
     opened, got = inbound.contact_events()
     assert (opened["event_type"], opened["metric_name"]) == ("conversation_started", "Conversation Opened")
+    assert (opened["source_type"], opened["occurred_at"], opened["received_at"], opened["webhook_event_id"]) == (
+        got["source_type"], got["occurred_at"], got["received_at"], got["webhook_event_id"],
+    )  # fmt: skip
     assert (got["event_type"], got["metric_name"], got["source_type"]) == (None, "Message Received", "DIRECT")
     assert got["unique_event_id"] == "whatsapp:message:received:w1"
     assert got["occurred_at"].timestamp() == 1_700_000_000
