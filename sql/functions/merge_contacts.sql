@@ -110,7 +110,13 @@ BEGIN
            phone_e164 = COALESCE(c.phone_e164, _from.phone_e164),
            email = COALESCE(c.email, _from.email),
            subscriber_state = CASE WHEN _newer THEN _from.subscriber_state ELSE c.subscriber_state END,
-           subscriber_state_at = CASE WHEN _newer THEN _from.subscriber_state_at ELSE c.subscriber_state_at END,
+           subscriber_state_at = CASE
+               WHEN _newer THEN _from.subscriber_state_at
+               -- the same word twice: the later time is the one that other words are measured by
+               WHEN _from.subscriber_state = c.subscriber_state
+                   THEN greatest(_from.subscriber_state_at, c.subscriber_state_at)
+               ELSE c.subscriber_state_at
+           END,
            updated_at = clock_timestamp()
      WHERE c.organization_id = _organization_id AND c.id = _into.id;
     -- One step deep, so that nobody has to walk a chain.

@@ -210,6 +210,18 @@ def test_merge_moves_everything_says_who_and_why_and_is_an_event(database, organ
     assert len(emitted(database, organization, "contact.merged")) == 1
 
 
+def test_the_same_word_of_both_keeps_the_time_of_the_later(database, organization, pair):
+    gone, stays = pair
+    for each, at in ((gone, "2026-11-03T10:00:00Z"), (stays, "2026-11-01T10:00:00Z")):
+        database.execute(
+            "UPDATE contacts SET subscriber_state = 'blocked', subscriber_state_at = %s WHERE id = %s", [at, each]
+        )
+    with acting(database, organization) as conn:
+        assert merge(conn, gone, stays)[2] == ["name", "phone"]
+    at = "SELECT subscriber_state, subscriber_state_at = '2026-11-03T10:00:00Z' FROM contacts WHERE id = %s"
+    assert database.execute(at, [stays]) == [("blocked", True)]
+
+
 def test_what_comes_for_the_merged_one_lands_on_the_one_that_stayed(database, organization, pair):
     gone, stays = pair
     with acting(database, organization) as conn:

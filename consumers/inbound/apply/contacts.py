@@ -173,7 +173,9 @@ class Contacts:
             await self._blocked(contact_id)
 
     async def _set_state(self, contact_id: UUID, state: str, at: datetime) -> bool:
-        return await self._writing.one("set_subscriber_state", contact_id=contact_id, state=state, at=at) is not None
+        """Whether this word is the newest and makes the state another one."""
+        row = await self._writing.one("set_subscriber_state", contact_id=contact_id, state=state, at=at)
+        return row is not None and row[0]
 
     async def _blocked(self, contact_id: UUID) -> None:
         await self._writing.emit(
