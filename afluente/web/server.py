@@ -22,7 +22,8 @@ KEEP_ALIVE_S = 30
 HEAD_WITHIN_S = 5.0
 STOP_WITHIN_S = 10
 MAX_CONNECTIONS = 1000
-# The head of one request, give or take what is read at once; and requests that a connection may send ahead.
+# The head of one request and what may follow its body, give or take what is read at once; and requests that a
+# connection may send ahead.
 MAX_HEAD_BYTES = 64 * 1024
 MAX_AHEAD = 100
 
@@ -34,13 +35,14 @@ class Protocol(HttpToolsProtocol):
     for taking an answer off our hands. A body that the application reads is the application's to time. Where
     MAX_CONNECTIONS are open, a new one gets the place of the one that has been without a request for longest.
 
-    The parser keeps a head of any length, and all requests that come at once: both are bounded here.
+    The parser keeps a head of any length, what follows the last piece of a body, and all requests that come at once:
+    all of it is bounded here. Fields after a body are nobody's, and none of them becomes a header.
     """
 
     _deadline: asyncio.TimerHandle | None = None
     _waiting_since = 0.0
     _in_head = False
-    _head_bytes = 0
+    _kept_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= MAX_CONNECTIONS - 1:
@@ -50,16 +52,24 @@ class Protocol(HttpToolsProtocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        self._head_bytes += len(data)
+        self._kept_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._kept_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("Invalid HTTP request received.")
         self._watch()
 
     def on_message_begin(self) -> None:
         # What came together with the end of the one before is not told apart: so much more may it be.
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._kept_bytes = True, 0
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._kept_bytes = 0
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         self._in_head = False

@@ -143,6 +143,17 @@ async def test_sender_that_takes_no_answer_is_cut_off(web, database, channel, mo
         await asyncio.wait_for(writer.drain(), 30)
 
 
+async def test_what_follows_a_body_is_bounded(web, database, channel, monkeypatch, slowly):
+    monkeypatch.setattr(server, "HEAD_WITHIN_S", 60)
+    monkeypatch.setattr(ingest, "READ_TIMEOUT_S", 60)
+    chunked = "POST /webhooks/shopify/%s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+    for connection in (NOBODY, channel("shopify", database.organization())):
+        for after in (b"X: y\r\n", b"y"):
+            reader, writer = await slowly((chunked % connection).encode())
+            writer.write(b"X: " + after * (8 * server.MAX_HEAD_BYTES // len(after)))
+            await until_closed(reader)
+
+
 @pytest.fixture
 def many_files():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
