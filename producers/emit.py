@@ -28,7 +28,7 @@ from psycopg.rows import scalar_row
 import schemas
 from producers.errors import EventTypeError, PayloadError, TooLargeError, translate
 
-__all__ = ["MAX_METADATA_BYTES", "MAX_PAYLOAD_BYTES", "Causation", "emit", "emit_async", "to_json"]
+__all__ = ["MAX_METADATA_BYTES", "MAX_PAYLOAD_BYTES", "Causation", "emit", "emit_async", "metadata_of", "to_json"]
 
 MAX_PAYLOAD_BYTES: Final = 262_144
 MAX_METADATA_BYTES: Final = 16_384
@@ -207,6 +207,24 @@ def checked(
         "organization_id": organization_id,
         "deliver_at": deliver_at,
     }
+
+
+def metadata_of(
+    causation: Causation, *, source: str, request_id: str | None = None, trace_id: str | None = None
+) -> str:
+    """The metadata, as JSON text, of what SQL functions emit: the same that `emit` gives to an event. Raises
+    PayloadError."""
+    return to_json(
+        _metadata(
+            causation=causation,
+            schema_version=None,
+            traceparent=causation.traceparent,
+            source=source,
+            request_id=request_id,
+            trace_id=trace_id,
+        ),
+        "metadata",
+    )
 
 
 def _metadata(

@@ -12,7 +12,7 @@ from psycopg import AsyncConnection
 
 import sql
 from producers import Causation
-from producers.emit import to_json
+from producers.emit import metadata_of, to_json
 from schemas.contact_events import contact_event_type_of
 
 SOURCE = "automation"
@@ -32,17 +32,7 @@ class Origin:
 
     @property
     def metadata(self) -> str:
-        """The metadata, as JSON text, of what SQL functions emit for the run: the same as of what it emits itself."""
-        found = {
-            "source": SOURCE,
-            "causation_id": self.cause.event_id,
-            "causation_depth": self.cause.depth,
-            "traceparent": self.cause.traceparent,
-            "automation_run": self.cause.automation_run,
-            "request_id": self.request_id,
-            "trace_id": self.trace_id,
-        }
-        return to_json({name: value for name, value in found.items() if value is not None}, "metadata")
+        return metadata_of(self.cause, source=SOURCE, request_id=self.request_id, trace_id=self.trace_id)
 
     def properties(self, **own: Any) -> str:
         """The properties of a fact, as JSON text: its own, and whose it is."""

@@ -99,7 +99,7 @@ class ContactEvents:
             "received_at": part.received_at,
             "integration_id": part.channel_id,
             "webhook_event_id": part.id,
-            "metadata": to_json(self._writing.metadata(), "metadata"),
+            "metadata": self._writing.metadata(),
         }
 
     async def _payer(self, payment_id: str) -> UUID | None:

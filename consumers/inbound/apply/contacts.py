@@ -13,7 +13,6 @@ from psycopg.types.json import Jsonb
 
 from consumers.inbound.apply.contact_events import ContactEvents
 from consumers.inbound.apply.writing import Writing
-from producers.emit import to_json
 from producers.ingest.normalize import facts as f
 from producers.ingest.normalize.jids import LID_SOURCE
 from producers.ingest.normalize.keywords import StopWord
@@ -54,7 +53,7 @@ class Contacts:
             from_contact_id=row[0],
             into_contact_id=row[1],
             actor_id=self._writing.delivery.worker,
-            metadata=to_json(self._writing.metadata(), "metadata"),
+            metadata=self._writing.metadata(),
         )
         return None if merged is None else UUID(str(merged[0]))
 

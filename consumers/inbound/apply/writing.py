@@ -17,6 +17,7 @@ from psycopg.types.json import Jsonb
 import sql
 from consumers.worker import Context, Delivery
 from producers import Causation
+from producers.emit import metadata_of
 
 _SQL = sql.queries("inbound")
 
@@ -100,19 +101,15 @@ class Writing:
             event_id=self.delivery.event.id,
         )
 
-    def metadata(self) -> dict[str, Any]:
-        """What `ctx.emit` would give: the request, and what led here."""
+    def metadata(self) -> str:
+        """What `ctx.emit` would give, for SQL functions that emit: the request, and what led here."""
         event = self.delivery.event
-        causation = Causation.of(event)
-        found: dict[str, Any] = {
-            "source": self.delivery.worker,
-            "causation_id": causation.event_id,
-            "causation_depth": causation.depth,
-            "traceparent": causation.traceparent,
-            "request_id": event.metadata.get("request_id"),
-            "trace_id": event.metadata.get("trace_id"),
-        }
-        return {name: value for name, value in found.items() if value is not None}
+        return metadata_of(
+            Causation.of(event),
+            source=self.delivery.worker,
+            request_id=event.metadata.get("request_id"),
+            trace_id=event.metadata.get("trace_id"),
+        )
 
 
 def cut(text: str | None, length: int) -> str | None:
