@@ -29,7 +29,7 @@ from producers.ingest.sources import registered
 WORKER = WebhookNormalizeWorker.name
 TURNS = ("whatsapp", "shopify", "whatsapp", "stripe")
 READY_WITHIN_S = 90.0
-DONE_WITHIN_S = 300.0
+DONE_WITHIN_S = 120.0
 LOOK_EVERY_S = 0.2
 
 _STATE = """

@@ -11,6 +11,7 @@ import socket
 from types import FrameType
 from typing import Any
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -53,10 +54,34 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._kept_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self._kept_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("Invalid HTTP request received.")
         self._watch()
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as asked:
+            if self.parser.get_method() == b"CONNECT":
+                self.send_400_response("Invalid HTTP request received.")
+            else:
+                self._without_upgrade(data[asked.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _without_upgrade(self, rest: bytes) -> None:
+        """The request as if it had not asked for another protocol: the parser takes it to have no body then, and Java's
+        client asks for HTTP/2 with every request that is not encrypted."""
+        lines = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            if name not in (b"upgrade", b"connection"):
+                lines += [name, b": ", value, b"\r\n"]
+        lines.append(b"\r\n")
+        self.parser = httptools.HttpRequestParser(self)
+        self._feed(b"".join(lines))
+        self._feed(rest)
 
     def on_message_begin(self) -> None:
         # What came together with the end of the one before is not told apart: so much more may it be.
@@ -73,9 +98,15 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if self.parser.should_upgrade():
+            return  # it begins again: _without_upgrade
         if len(self.pipeline) >= MAX_AHEAD:
             raise ValueError(f"more than {MAX_AHEAD} requests ahead")  # the parser takes it for an error of the sender
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._waiting_since = self.loop.time()

@@ -132,3 +132,33 @@ async def test_what_the_parser_keeps_is_bounded(web, monkeypatch, sent):
         async with asyncio.timeout(20):
             assert b" 400 " in await reader.read()
     writer.close()
+
+
+async def test_request_that_asks_for_http2_is_taken_as_it_is(web, post, rows):
+    """As Java's client sends every one over http://: the body comes with it, and the connection stays."""
+    reader, writer = await asyncio.open_connection(*web.address)
+    for event in ("a", "b"):
+        lines = [
+            f"POST /webhooks/shopify/{post.channel} HTTP/1.1",
+            "Host: x",
+            "Connection: Upgrade, HTTP2-Settings",
+            "Upgrade: h2c",
+            "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA",
+            f"Content-Length: {len(ORDER)}",
+            *(f"{name}: {value}" for name, value in order(event).items()),
+        ]
+        writer.write("\r\n".join([*lines, "", ""]).encode() + ORDER[:5])
+        await writer.drain()
+        writer.write(ORDER[5:])
+        async with asyncio.timeout(20):
+            assert (await reader.readuntil(b"stored\n")).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+    assert [row["dedupe_key"] for row in rows(children=True)] == ["orders/create:a", "orders/create:b"]
+
+
+async def test_tunnel_is_refused(web):
+    reader, writer = await asyncio.open_connection(*web.address)
+    writer.write(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\n")
+    async with asyncio.timeout(20):
+        assert b" 400 " in await reader.readline()
+    writer.close()
