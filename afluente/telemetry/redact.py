@@ -27,7 +27,8 @@ _PATTERNS = (
     (re.compile(r"\bwhsec_[A-Za-z0-9+/=]+"), MASK),
     # an API key: what follows its prefix
     (re.compile(r"\b(afl_[A-Za-z0-9]{10})_[A-Za-z0-9]+"), r"\1_" + MASK),
-    (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), MASK),
+    # begun at the beginning of a word only: a text of one long word is read once, not once for each of its letters
+    (re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), MASK),
     # +55 11 98765-4321 and the like: a plus sign and ten digits or more
     (re.compile(r"\+\d[\d ().-]{8,}\d"), MASK),
     # Brazilian mobile without the plus, as WhatsApp ids have it; and CPF

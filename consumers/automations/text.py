@@ -19,7 +19,6 @@ from typing import Any
 from consumers.automations import conditions
 
 MAX_URL = 2048
-_PLACE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]{1,100}){0,20}\Z")
 # The same as the CHECK of tracked_links.url: what goes into a header as it stands.
 _LINK = re.compile(r"https://[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?([/?#][!#-;=?-\[\]_a-z~]*)?\Z")
@@ -46,15 +45,14 @@ Part = str | Field | Link
 def parse(text: str) -> list[Part]:
     """A text in parts. Raises BadText for a place that says nothing we know."""
     parts: list[Part] = []
-    end = 0
-    for found in _PLACE.finditer(text):
-        parts.append(text[end : found.start()])
-        parts.append(_place(found[1].strip()))
-        end = found.end()
-    rest = text[end:]
-    if "{{" in rest:
-        raise BadText("'{{' is not closed by '}}'")
-    return [part for part in [*parts, rest] if part != ""]
+    words, begun, rest = text.partition("{{")
+    while begun:
+        inside, ended, rest = rest.partition("}}")
+        if not ended:
+            raise BadText("'{{' is not closed by '}}'")
+        parts += [words, _place(inside.strip())]
+        words, begun, rest = rest.partition("{{")
+    return [part for part in [*parts, words] if part != ""]
 
 
 def _place(inside: str) -> Part:

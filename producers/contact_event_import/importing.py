@@ -52,6 +52,7 @@ _REASONS = {
     "unknown_contact": "no contact of the organization has this contact_id, phone, email or contact_external_id",
     "no_contact": "names no contact: contact_id, phone, email or contact_external_id",
     "no_type": "neither event_type nor metric",
+    "bad_time": "occurred_at does not lie between the years 1 and 9999",
     "too_large": "properties are too large (256 KiB) or too deep (200 levels)",
 }
 

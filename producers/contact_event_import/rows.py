@@ -22,6 +22,7 @@ import json
 import math
 import re
 import typing
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
@@ -56,6 +57,7 @@ _CURRENCY = re.compile(r"[A-Z]{3}\Z")
 _LONG_DIGITS = re.compile(rb"[0-9]{19}")
 _UNFIT = re.compile("[\0\ud800-\udfff]")
 _KNOWN_PEOPLE = 65_536
+_YEARS = (1970, 2200)
 
 
 class Rejected(Exception):
@@ -167,6 +169,8 @@ class Judge:
             raise Rejected(
                 f"occurred_at {str(given)[:60]!r} is not ISO 8601, such as 2026-11-20T10:00:00-03:00"
             ) from None
+        if not _YEARS[0] <= moment.year <= _YEARS[1]:
+            raise Rejected(f"occurred_at {given[:60]!r} does not lie between {_YEARS[0]} and {_YEARS[1]}")
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=self._timezone)
         return moment
@@ -182,7 +186,7 @@ def columns(header: Sequence[str]) -> list[str]:
             found.append(name)
         else:
             raise Rejected(f"unknown column {name!r}; columns are {', '.join(sorted(ACCEPTED))} and properties.NAME")
-    twice = {name for name in found if name and found.count(name) > 1}
+    twice = [name for name, times in Counter(found).items() if name and times > 1]
     if twice:
         raise Rejected(f"column {min(twice)!r} is there twice")
     return found

@@ -71,6 +71,10 @@ BEGIN
             coalesce(record_contact_event.event_type, record_contact_event.metric_name), record_contact_event.source;
         RETURN NULL;
     END IF;
+    IF NOT (_occurred_at >= '0001-01-02 00:00+00' AND _occurred_at < '9999-12-31 00:00+00') THEN
+        RAISE EXCEPTION 'occurred_at is % and cannot be told on the bus', _occurred_at USING ERRCODE = 'AF004',
+            HINT = 'Give a moment between the years 1 and 9999.';
+    END IF;
     _contact_id := afluente.require_contact(_organization_id, record_contact_event.contact_id);
 
     IF _metric_name IS NOT NULL THEN

@@ -109,6 +109,9 @@ BEGIN
                    WHEN COALESCE(i.event_type, i.metric_name) IS NULL THEN 'no_type'
                    WHEN COALESCE(i.contact_id::text, i.phone, i.email, i.contact_external_id) IS NULL THEN 'no_contact'
                    WHEN c.id IS NULL THEN 'unknown_contact'
+                   -- beyond what an event can carry, and what every client can read
+                   WHEN NOT (i.occurred_at >= '0001-01-02 00:00+00' AND i.occurred_at < '9999-12-31 00:00+00')
+                       THEN 'bad_time'
                    -- JSON text is at most six times as long as jsonb, and 200 levels of it are not shorter than this.
                    WHEN pg_column_size(i.properties) > 1500 AND (
                        (pg_column_size(i.properties) > 40000 AND octet_length(i.properties::text) > 258048)

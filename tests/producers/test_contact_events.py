@@ -1,7 +1,7 @@
 """producers.record_contact_event and emit_metric_event: what they write, what they refuse before anything is sent."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from uuid import uuid4
 
@@ -204,6 +204,7 @@ def test_every_contact_event_type_and_metric_is_taken(conn, contact):
         ({"value": 1.5}, "value"),
         ({"value": Decimal("NaN")}, "value"),
         ({"occurred_at": datetime(2026, 1, 1)}, "payload.occurred_at"),
+        ({"occurred_at": datetime(9999, 12, 31, 23, tzinfo=timezone(-timedelta(hours=12)))}, "payload.occurred_at"),
     ],
 )
 def test_what_the_table_or_the_schema_refuses_is_refused_here(conn, contact, given, field):
@@ -260,11 +261,14 @@ def test_batch_resolves_contacts_and_says_what_became_of_each(conn, database, or
         {"external_event_id": "x:1", "contact_id": str(ana)},
         placed(6, contact_id=str(ana), event_type="purchase_completed", metric_name=None),
         placed(7, contact_id=str(ana), properties={"x": "y" * 270_000}),
+        # told on the bus it would be no moment, and no client could read its row
+        placed(9, contact_id=str(ana), occurred_at="9999-12-31T23:59:59-12:00"),
+        placed(10, contact_id=str(ana), occurred_at="-infinity"),
     )
     assert [(row["n"], row["outcome"], row["reason"]) for row in found] == [
         (0, "recorded", None), (1, "recorded", None), (2, "duplicate", None), (3, "rejected", "unknown_contact"),
         (4, "rejected", "unknown_contact"), (5, "rejected", "no_contact"), (6, "rejected", "no_type"),
-        (7, "recorded", None), (8, "rejected", "too_large"),
+        (7, "recorded", None), (8, "rejected", "too_large"), (9, "rejected", "bad_time"), (10, "rejected", "bad_time"),
     ]  # fmt: skip
     assert found[2]["contact_event_id"] == found[1]["contact_event_id"]
     first = stored(conn, found[0]["contact_event_id"])

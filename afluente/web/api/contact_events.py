@@ -174,6 +174,7 @@ async def _record(call: Call, conn: Connection, items: Sequence[Prepared]) -> li
 
 _REJECTED: Final = {
     "unknown_contact": lambda: Problem("contact-unknown", "contact_id is not a contact of the key's organization"),
+    "no_contact": lambda: Problem("contact-unknown", "contact names nobody"),
     "too_large": lambda: Problem("too-large", "properties are too large, or nested too deeply"),
 }
 

@@ -26,6 +26,7 @@ from pydantic import (
 from producers.ingest.normalize import facts, phone
 
 MAX_BATCH = 500
+MAX_UNKNOWN = 20
 
 _WORD = r"^[a-z][a-z0-9_]*$"
 _TYPE = r"^[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*$"
@@ -98,6 +99,14 @@ def _given(name: str, kind: str) -> dict[str, Any]:
 
 class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_mostly_known(cls, value: Any) -> Any:
+        # Each field that nobody knows is a complaint of its own: of a hundred thousand one is enough.
+        if isinstance(value, dict) and len(value) > len(cls.model_fields) + MAX_UNKNOWN:
+            raise ValueError(f"has {len(value)} fields; there are {len(cls.model_fields)}")
+        return value
 
 
 class CausedBy(Model):

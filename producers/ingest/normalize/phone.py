@@ -13,6 +13,7 @@ import re
 import phonenumbers
 
 BRAZIL = "BR"
+MAX_TEXT = 100
 _E164 = re.compile(r"\+[1-9][0-9]{6,14}\Z")
 _PUNCTUATION = re.compile(r"[\s().\-/\u00a0]+")
 _EXTENSION = re.compile(r"(?i)\s*(?:x|ext\.?|ramal)\s*\d{1,6}\Z")
@@ -21,7 +22,7 @@ _FIRST_AREA, _LAST_AREA = 11, 99
 
 def canonical(text: str | None, country: str = BRAZIL) -> str | None:
     """The number in E.164, or None. `country` is where a number without a country code would be dialled."""
-    if not text:
+    if not text or len(text) > MAX_TEXT:
         return None
     compact = _PUNCTUATION.sub("", _EXTENSION.sub("", text.strip()))
     international = compact.startswith("+")
