@@ -13,6 +13,9 @@ from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 MAX_WAIT = timedelta(days=366)
+MAX_CRON = 500
+# What a moment may lie within: no zone turns one of these into one that no calendar has.
+_FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 _SPAN = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,6})m)?(?:(\d{1,8})s)?\Z")
 _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)\Z")
@@ -81,7 +84,10 @@ def until(text: str, now: datetime, tz: ZoneInfo) -> datetime:
         raise BadTime(f"{text!r} is no time such as 09:00, 2026-12-24T09:00 or 2026-12-24T09:00-03:00") from None
     if len(text) < len("2026-12-24T09:00"):
         raise BadTime(f"{text!r} lacks its time of day, such as 2026-12-24T09:00")
-    return named.astimezone(UTC) if named.tzinfo is not None else _moment(named, tz)
+    moment = named if named.tzinfo is not None else named.replace(tzinfo=tz, fold=0)
+    if not _FIRST <= moment < _LAST:
+        raise BadTime(f"{text!r} is not between {_FIRST.year} and {_LAST.year}")
+    return moment.astimezone(UTC)
 
 
 def _moment(local: datetime, tz: ZoneInfo) -> datetime:
@@ -103,6 +109,8 @@ class Cron:
     @classmethod
     def parse(cls, text: str) -> Cron:
         """BadTime, which names the field, for what is no schedule."""
+        if len(text) > MAX_CRON:
+            raise BadTime(f"a schedule has at most {MAX_CRON} characters")
         fields = _MACROS.get(text.strip().lower(), text).split()
         if len(fields) != 5:
             raise BadTime(

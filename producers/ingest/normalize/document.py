@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, NoReturn
 
 import msgspec
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_LEAST, _CONTEXT = Decimal("1e-20"), Context(prec=60)
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{0,20})?\Z")
 
 
@@ -67,7 +68,7 @@ class Document:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def decimal(self, name: str) -> Decimal | None:
-        """A number or a decimal text, exactly as written. Plain decimals only: no NaN, no 1e999."""
+        """A number or a decimal text, exactly as written, to 20 decimals. Plain decimals only: no NaN, no 1e999."""
         value = self.value.get(name)
         if isinstance(value, bool):
             return None
@@ -77,7 +78,10 @@ class Document:
             number = Decimal(value.strip())
         else:
             return None
-        return number if number.is_finite() and -15 < number.adjusted() < 15 else None
+        if not number.is_finite() or not -15 < number.adjusted() < 15:
+            return None
+        # A double written out whole has fifty decimals, a hostile number a million.
+        return _CONTEXT.quantize(number, _LEAST) if len(number.as_tuple().digits) > 40 else number
 
     def flag(self, name: str) -> bool:
         """Whether the field is there and true."""

@@ -21,9 +21,9 @@ def from_iso(text: str | None) -> datetime | None:
         return None
     try:
         moment = datetime.fromisoformat(text.strip())
-    except ValueError:
+        return moment.astimezone(UTC) if moment.tzinfo is not None else None
+    except (ValueError, OverflowError):  # the first and the last day of the calendar have no UTC in some zones
         return None
-    return moment.astimezone(UTC) if moment.tzinfo is not None else None
 
 
 def from_epoch_s(value: Any) -> datetime | None:

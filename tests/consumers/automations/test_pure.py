@@ -216,11 +216,19 @@ def test_times_of_a_schedule_are_its_own_and_go_forward(expression, after, zone)
 
 
 @pytest.mark.parametrize(
-    "bad", ["", "* * * *", "60 * * * *", "* * * 13 *", "a * * * *", "*/0 * * * *", "5-1 * * * *", "* * 0 * *"]
+    "bad",
+    ["", "* * * *", "60 * * * *", "* * * 13 *", "a * * * *", "*/0 * * * *", "5-1 * * * *", "* * 0 * *", "*," * 900],
 )
 def test_what_is_no_schedule_is_refused(bad):
     with pytest.raises(times.BadTime):
         times.Cron.parse(bad)
+
+
+@pytest.mark.parametrize("zone", [SAO_PAULO, ZoneInfo("Asia/Tokyo")])
+@pytest.mark.parametrize("text", ["9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59"])
+def test_a_time_at_the_end_of_the_calendar_is_refused(text, zone):
+    with pytest.raises(times.BadTime):
+        times.until(text, datetime(2026, 1, 1, tzinfo=UTC), zone)
 
 
 def test_a_schedule_that_never_comes_is_none():

@@ -104,7 +104,10 @@ def test_iso_times_with_and_without_a_colon(text, hour):
     assert moments.from_iso(text).tzinfo is UTC
 
 
-@pytest.mark.parametrize("text", ["2022-01-01T00:00:00", "yesterday", "", None])
+@pytest.mark.parametrize(
+    "text",
+    ["2022-01-01T00:00:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "yesterday", "", None],
+)
 def test_time_without_an_offset_is_no_time(text):
     assert moments.from_iso(text) is None
 
@@ -126,6 +129,13 @@ def test_numbers_are_exact():
     assert document.identifier("id") == "820982911946154508"
     assert document.decimal("a") == document.decimal("b") == Decimal("297.90")
     assert str(document.decimal("c")) == "0.1"
+
+
+def test_of_endless_decimals_twenty_are_kept():
+    body = b'{"a": 297.89999999999997726263245567679405212402343750, "b": 0.%s}' % (b"1" * 1_000_000)
+    document = read_document(body)
+    assert str(document.decimal("a")) == "297.89999999999997726263"
+    assert str(document.decimal("b")) == f"0.{'1' * 20}"
 
 
 @pytest.mark.parametrize("value", ["NaN", "1e5", "1,5", "--1", "", "1" * 41, "9" * 16, True, None, {}])
