@@ -78,8 +78,14 @@ BEGIN
     _contact_id := afluente.require_contact(_organization_id, record_contact_event.contact_id);
 
     IF _metric_name IS NOT NULL THEN
-        _metric_id := afluente.ensure_metric(_organization_id, _metric_name, record_contact_event.source);
-        SELECT m.category INTO STRICT _category FROM public.metrics m WHERE m.id = _metric_id;
+        -- It is there but for the first time.
+        SELECT m.id, m.category INTO _metric_id, _category
+          FROM public.metrics m
+         WHERE m.organization_id = _organization_id AND m.name = _metric_name;
+        IF NOT FOUND THEN
+            _metric_id := afluente.ensure_metric(_organization_id, _metric_name, record_contact_event.source);
+            SELECT m.category INTO STRICT _category FROM public.metrics m WHERE m.id = _metric_id;
+        END IF;
     END IF;
 
     -- No conflict target: either unique key names the same fact.
