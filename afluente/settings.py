@@ -14,13 +14,16 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from afluente.errors import SettingsError
+
+if TYPE_CHECKING:
+    from afluente.secrets import Keyring
 
 
 class Settings(BaseModel):
@@ -318,6 +321,18 @@ class SecretSettings(Settings):
         except SecretError as error:
             raise ValueError(str(error)) from None
         return value
+
+    @property
+    def keyring(self) -> Keyring | None:
+        from afluente.secrets import Keyring
+
+        return None if self.keys is None else Keyring.parse(self.keys.get_secret_value())
+
+    def need_keyring(self, why: str) -> Keyring:
+        """SettingsError, with what it is for, when no keys are set."""
+        if (keyring := self.keyring) is None:
+            raise SettingsError([("AFLUENTE_SECRETS_KEY", None, f"is required and not set: {why}")])
+        return keyring
 
 
 class EnvironmentSettings(Settings):

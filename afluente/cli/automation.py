@@ -27,7 +27,6 @@ from afluente.cli.output import Format, FormatOption, say, show
 if TYPE_CHECKING:
     from psycopg import Connection
 
-    from afluente.secrets import Keyring
     from afluente.settings import AutomationSettings
     from consumers.automations.book import Status
 
@@ -143,7 +142,7 @@ def create(
     with _connected() as conn:
         organization_id = _organization(conn, organization)
         assert organization_id is not None
-        written = book.create(conn, _keyring(), organization_id, source)
+        written = book.create(conn, _settings().secrets.keyring, organization_id, source)
         if enable:
             book.set_status(conn, book.find(conn, str(written.id)), "enabled", datetime.now(UTC))
     _say_written(written, format)
@@ -171,7 +170,7 @@ def edit(
     _check_calls(source)
     with _connected() as conn:
         found = book.find(conn, automation, _organization(conn, organization))
-        written = book.edit(conn, _keyring(), found, source, datetime.now(UTC))
+        written = book.edit(conn, _settings().secrets.keyring, found, source, datetime.now(UTC))
     _say_written(written, format)
 
 
@@ -234,7 +233,7 @@ def secret(
     value = sys.stdin.readline().strip()
     if not value or not value.isascii() or not value.isprintable():
         raise Refused("a secret is one line of printable ASCII on stdin")
-    keyring = _keyring()
+    keyring = _settings().secrets.keyring
     if keyring is None:
         raise Refused("there is no key to seal it with", hint="set AFLUENTE_SECRETS_KEY")
     with _connected() as conn:
@@ -466,10 +465,3 @@ def _organization(conn: Connection[Any], word: str | None) -> UUID | None:
     from producers import organizations
 
     return None if word is None else organizations.find(conn, word)
-
-
-def _keyring() -> Keyring | None:
-    from afluente.secrets import Keyring
-
-    keys = _settings().secrets.keys
-    return None if keys is None else Keyring.parse(keys.get_secret_value())

@@ -6,18 +6,13 @@ import os
 import secrets as random
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
 from afluente.cli import channel_mapping
 from afluente.cli.output import Format, FormatOption, say, show
-from afluente.errors import SettingsError
-
-if TYPE_CHECKING:
-    from afluente.secrets import Keyring
-    from afluente.settings import WebSettings
 
 app = typer.Typer(help="Connect senders of webhooks, and rotate their secrets.", no_args_is_help=True)
 app.add_typer(channel_mapping.app, name="mapping")
@@ -115,7 +110,7 @@ def add(
     if mapping is not None:
         given_settings["mapping"] = channel_mapping.read(mapping, called)
     settings = WebSettings.read(os.environ)
-    keyring = _keyring(settings)
+    keyring = settings.secrets.need_keyring("secrets are stored sealed")
     given = _read(secret)
     made = given is None
     plain = given or channels.new_secret(source, given_settings)
@@ -199,7 +194,7 @@ def rotate(
     from producers.ingest import channels
 
     settings = WebSettings.read(os.environ)
-    keyring = _keyring(settings)
+    keyring = settings.secrets.need_keyring("secrets are stored sealed")
     given = _read(secret)
     until = datetime.now(UTC) + timedelta(hours=overlap_h)
     with postgres.connect(settings.postgres.dsn, application_name="afluente channel rotate") as conn:
@@ -218,11 +213,3 @@ def _named(text: str) -> tuple[str, str]:
 def _read(value: str | None) -> str | None:
     """An option's value; - is a line of stdin, so that a secret need not stand in the shell's history."""
     return sys.stdin.readline().strip() if value == "-" else value
-
-
-def _keyring(settings: WebSettings) -> Keyring:
-    from afluente.secrets import Keyring
-
-    if settings.secrets.keys is None:
-        raise SettingsError([("AFLUENTE_SECRETS_KEY", None, "is required and not set: secrets are stored sealed")])
-    return Keyring.parse(settings.secrets.keys.get_secret_value())

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from afluente.errors import SettingsError
-
 app = typer.Typer(help="Receive webhooks and answer the REST API over HTTP.", no_args_is_help=True)
 
 
@@ -33,7 +31,6 @@ def run(
       afluente web run --only api --port 8081
       afluente web run --only links --port 8082      tracked links, and nothing else
     """
-    from afluente.secrets import Keyring
     from afluente.settings import WebSettings
     from afluente.web.app import Part, build
     from afluente.web.server import serve
@@ -42,11 +39,8 @@ def run(
     if only is not None and only not in set(Part):
         raise typer.BadParameter(f"{only!r} is no part; there is: {', '.join(Part)}", param_hint="--only")
     parts = frozenset(Part) if only is None else frozenset({Part(only)})
-    keyring = None
-    if settings.secrets.keys is not None:
-        keyring = Keyring.parse(settings.secrets.keys.get_secret_value())
-    elif Part.INGEST in parts:
-        raise SettingsError([("AFLUENTE_SECRETS_KEY", None, "is required and not set: it opens the senders' secrets")])
+    secrets = settings.secrets
+    keyring = secrets.need_keyring("it opens the senders' secrets") if Part.INGEST in parts else secrets.keyring
     serve(build(settings.postgres.dsn, keyring, parts=parts), host, port)
 
 

@@ -76,14 +76,10 @@ def replay(
     """
     import asyncio
 
-    from afluente.errors import SettingsError
-    from afluente.secrets import Keyring
     from afluente.settings import WebSettings
 
     settings = WebSettings.read(os.environ)
-    if settings.secrets.keys is None:
-        raise SettingsError([("AFLUENTE_SECRETS_KEY", None, "is required and not set: it opens the senders' secrets")])
-    keyring = Keyring.parse(settings.secrets.keys.get_secret_value())
+    keyring = settings.secrets.need_keyring("it opens the senders' secrets")
     rows = asyncio.run(_replay(settings.postgres.dsn, keyring, ids))
     show(rows, format, ["id", "events", "problem"])
     failed = [row for row in rows if row["problem"]]

@@ -22,7 +22,6 @@ from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
 
 if TYPE_CHECKING:
-    from afluente.secrets import Keyring
     from afluente.settings import SubscriptionSettings
 
 app = typer.Typer()
@@ -71,7 +70,7 @@ def subscribe(
     from producers import organizations
 
     settings = _read()
-    keyring = _keyring(settings)
+    keyring = settings.secrets.need_keyring("secrets are stored sealed")
     production = settings.environment.environment == "production"
     try:
         parse_target(url, https_only=production, allowed=settings.outbound.allow_networks)
@@ -159,7 +158,7 @@ def rotate_secret(
     from consumers.outbound import subscriptions
 
     settings = _read()
-    keyring = _keyring(settings)
+    keyring = settings.secrets.need_keyring("secrets are stored sealed")
     now = SystemClock().now()
     overlap = timedelta(hours=overlap_hours)
     with postgres.connect(settings.postgres.dsn, application_name="afluente-webhook") as conn:
@@ -252,12 +251,3 @@ def _read() -> SubscriptionSettings:
     from afluente.settings import SubscriptionSettings
 
     return SubscriptionSettings.read(os.environ)
-
-
-def _keyring(settings: SubscriptionSettings) -> Keyring:
-    from afluente.errors import SettingsError
-    from afluente.secrets import Keyring
-
-    if settings.secrets.keys is None:
-        raise SettingsError([("AFLUENTE_SECRETS_KEY", None, "is required: it seals the secret of a subscription")])
-    return Keyring.parse(settings.secrets.keys.get_secret_value())

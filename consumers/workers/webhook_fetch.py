@@ -69,12 +69,7 @@ class WebhookFetchWorker(ExternalWorker):
 
     @classmethod
     def configure(cls, settings: WorkerSettings) -> Self:
-        keys = settings.secrets.keys
-        if keys is None:
-            from afluente.errors import SettingsError
-
-            raise SettingsError([("AFLUENTE_SECRETS_KEY", None, "is required and not set: it opens the access tokens")])
-        return cls(Keyring.parse(keys.get_secret_value()), settings.senders.nuvemshop_api_url)
+        return cls(settings.secrets.need_keyring("it opens the access tokens"), settings.senders.nuvemshop_api_url)
 
     async def open(self) -> None:
         self._client = nuvemshop.Client(self._api_url)
