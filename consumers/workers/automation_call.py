@@ -13,11 +13,10 @@ It is a consumer group of its own: a receiver that hangs holds up no automation 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar
 from uuid import UUID
 
 from psycopg.rows import dict_row
@@ -25,23 +24,18 @@ from psycopg.types.json import Jsonb
 
 import sql
 from afluente import faults
-from afluente.errors import SettingsError
-from afluente.secrets import Keyring, SecretError
+from afluente.secrets import SecretError
 from consumers.automations import book
 from consumers.automations.definition import SIGNING, CallWebhook, Secret, read
 from consumers.automations.facts import DUE
 from consumers.automations.steps import CALL_REQUESTED, effect_id
 from consumers.outbound import signature
 from consumers.outbound.addresses import TargetRefused
-from consumers.outbound.client import DEADLINE_S, CallFailed, HostBusy, OutboundClient
-from consumers.worker import Breaker, Context, Delivery, ExternalWorker, Policy, RetryAfter, Snooze
+from consumers.outbound.client import CallFailed
+from consumers.outbound.sending import TIMEOUT_S, SendingWorker, document, put_off_s
+from consumers.worker import Breaker, Context, Delivery, Policy, RetryAfter, Snooze
 from schemas import Event
 
-if TYPE_CHECKING:
-    from afluente.settings import WorkerSettings
-
-RETRY_AFTER_S = (1.0, 86_400.0)
-BUSY_S = 5.0
 PAUSED_S = 60.0
 EVENT = "automation.step"
 
@@ -82,36 +76,14 @@ class Hopeless(Exception):
     """Asking again cannot help."""
 
 
-class AutomationCallWorker(ExternalWorker):
+class AutomationCallWorker(SendingWorker):
     """One delivery is one call of one step of a run."""
 
     name: ClassVar[str] = "automation-call-worker"
     event_types: ClassVar[frozenset[str]] = frozenset({CALL_REQUESTED})
     policy: ClassVar[Policy] = Policy(
-        timeout_s=2 * DEADLINE_S + 5, reject_on=(Hopeless,), breaker=Breaker(failures=10, errors=(Unsuccessful,))
+        timeout_s=TIMEOUT_S, reject_on=(Hopeless,), breaker=Breaker(failures=10, errors=(Unsuccessful,))
     )
-
-    def __init__(self, keyring: Keyring, client: OutboundClient) -> None:
-        self._keyring = keyring
-        self._client = client
-
-    @classmethod
-    def configure(cls, settings: WorkerSettings) -> Self:
-        if settings.secrets.keys is None:
-            raise SettingsError([("AFLUENTE_SECRETS_KEY", None, "is required: it opens the secrets that sign calls")])
-        return cls(
-            Keyring.parse(settings.secrets.keys.get_secret_value()),
-            OutboundClient(
-                https_only=settings.environment.environment == "production",
-                allowed=settings.outbound.allow_networks,
-            ),
-        )
-
-    async def open(self) -> None:
-        await self._client.__aenter__()
-
-    async def close(self) -> None:
-        await self._client.__aexit__()
 
     def destination(self, event: Event, target: str) -> str | None:
         # The organization's own: what one tenant's definitions bring about closes no host to another.
@@ -140,11 +112,11 @@ class AutomationCallWorker(ExternalWorker):
             return NotCallable(str(error), is_final=False)
         if missing := ({SIGNING} | {v.secret for v in step.headers.values() if isinstance(v, Secret)}) - opened.keys():
             return NotCallable(f"not set: the secret {', '.join(sorted(missing))} (afluente automation secret)", True)
-        own_id = effect_id(run_id, number)
+        own_id, happened_at = effect_id(run_id, number), delivery.event.created_at
         return Call(
             id=own_id,
             url=step.url,
-            body=_body(own_id, row["details"].get("data"), delivery.event.created_at),
+            body=document(EVENT, own_id, happened_at, happened_at, row["details"].get("data")),
             attempt=delivery.attempt,
             headers={
                 name: opened[value.secret] if isinstance(value, Secret) else value
@@ -177,7 +149,6 @@ class AutomationCallWorker(ExternalWorker):
             raise (Hopeless if prepared.is_final else Unready)(prepared.reason)
 
         def headers() -> dict[str, str]:
-            # The call's turn has come: its time is now, whatever it waited.
             return {
                 **prepared.headers,
                 **signature.headers(
@@ -191,9 +162,7 @@ class AutomationCallWorker(ExternalWorker):
             }
 
         try:
-            answer = await self._client.post(prepared.url, prepared.body, headers)
-        except HostBusy:
-            raise Snooze(timedelta(seconds=BUSY_S), "the host has as many calls under way as it may") from None
+            answer = await self._post(prepared.url, prepared.body, headers)
         except TargetRefused as refused:
             raise Hopeless(f"refused: {refused}") from None
         except CallFailed as failed:
@@ -204,9 +173,8 @@ class AutomationCallWorker(ExternalWorker):
         said = f"the receiver answered {answer.status}"
         if 400 <= answer.status < 500 and answer.status not in _RETRYABLE_4XX:
             raise Hopeless(said)
-        if answer.retry_after_s is not None:
-            least, most = RETRY_AFTER_S
-            raise RetryAfter(min(max(answer.retry_after_s, least), most), said)
+        if (seconds := put_off_s(answer)) is not None:
+            raise RetryAfter(seconds, said)
         raise Unsuccessful(said)
 
     async def record(self, delivery: Delivery, result: dict[str, Any] | None, ctx: Context) -> None:
@@ -259,14 +227,3 @@ class AutomationCallWorker(ExternalWorker):
                     "due_at": now,
                 },
             )
-
-
-def _body(own_id: UUID, data: Any, happened_at: datetime) -> bytes:
-    """The bytes that are signed and sent, the same in each attempt."""
-    moment = happened_at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return json.dumps(
-        {"event": EVENT, "occurred_at": moment, "happened_at": moment, "delivery_id": str(own_id), "data": data},
-        ensure_ascii=False,
-        separators=(",", ":"),
-        allow_nan=False,
-    ).encode()

@@ -16,48 +16,38 @@ The receiver honours the delivery id as its key, so a call whose outcome a crash
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from datetime import UTC, datetime
+from typing import Any, ClassVar
 from uuid import UUID
 
 from psycopg import AsyncConnection
 
 import sql
 from afluente import faults
-from afluente.errors import SettingsError
-from afluente.secrets import Keyring
 from consumers.outbound import signature
 from consumers.outbound.addresses import TargetRefused
-from consumers.outbound.client import DEADLINE_S, CallFailed, HostBusy, OutboundClient
+from consumers.outbound.client import CallFailed
+from consumers.outbound.sending import TIMEOUT_S, SendingWorker, document, put_off_s
 from consumers.outbound.subscriptions import purpose
 from consumers.worker import (
     ALL_BUT_WEBHOOK,
     Context,
     Delivery,
-    ExternalWorker,
     Policy,
     Reject,
     RetryAfter,
-    Snooze,
 )
 from schemas import Event
 from schemas.consumption import is_dispatched
-
-if TYPE_CHECKING:
-    from afluente.settings import WorkerSettings
 
 FAILURES_TO_DISABLE = 10
 DISABLED_BY_FAILURES = "10_consecutive_failures"
 DISABLED_BY_RECEIVER = "receiver_answered_410"
 
-# What a receiver may ask for with Retry-After: never at once, never out of sight.
-RETRY_AFTER_S = (1.0, 86_400.0)
-BUSY_S = 5.0
 ERROR_CHARS = 1000
 
 _DELIVERIES = UUID("0c9d3a52-6f0e-5f0b-9f5b-7f1f3a6b6c1e")
@@ -70,28 +60,12 @@ def delivery_id(event_id: UUID, subscription_id: UUID) -> UUID:
 
 
 def body(event: Event, delivery: UUID, occurred_at: datetime) -> bytes:
-    """The bytes that are signed and sent. Text stays UTF-8, and nothing is put in that differs from one attempt to
-    the next."""
+    """The bytes that are signed and sent. Nothing is put in that differs from one attempt to the next."""
     # A fact about a contact carries the time it happened; other events are written in the transaction that makes them
     # happen.
     stated = event.payload.get("occurred_at") if event.event_type.startswith("contact_event.") else None
     happened_at = datetime.fromisoformat(stated) if isinstance(stated, str) else event.created_at
-    return json.dumps(
-        {
-            "event": event.event_type,
-            "occurred_at": _milliseconds(occurred_at),
-            "happened_at": _milliseconds(happened_at),
-            "delivery_id": str(delivery),
-            "data": event.payload,
-        },
-        ensure_ascii=False,
-        separators=(",", ":"),
-        allow_nan=False,
-    ).encode()
-
-
-def _milliseconds(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return document(event.event_type, delivery, occurred_at, happened_at, event.payload)
 
 
 @dataclass(frozen=True)
@@ -143,37 +117,12 @@ class AttemptHopeless(Exception):
         self.disable = disable
 
 
-class WebhookDispatchWorker(ExternalWorker):
+class WebhookDispatchWorker(SendingWorker):
     """One delivery is one event for one subscription."""
 
     name: ClassVar[str] = "webhook-dispatch-worker"
     event_types: ClassVar[frozenset[str]] = ALL_BUT_WEBHOOK
-    # Room for a turn at a busy host before the call's own ten seconds begin.
-    policy: ClassVar[Policy] = Policy(timeout_s=2 * DEADLINE_S + 5, reject_on=(AttemptHopeless,))
-
-    def __init__(self, keyring: Keyring, client: OutboundClient) -> None:
-        self._keyring = keyring
-        self._client = client
-
-    @classmethod
-    def configure(cls, settings: WorkerSettings) -> Self:
-        if settings.secrets.keys is None:
-            raise SettingsError(
-                [("AFLUENTE_SECRETS_KEY", None, "is required: it opens the secrets that sign deliveries")]
-            )
-        return cls(
-            Keyring.parse(settings.secrets.keys.get_secret_value()),
-            OutboundClient(
-                https_only=settings.environment.environment == "production",
-                allowed=settings.outbound.allow_networks,
-            ),
-        )
-
-    async def open(self) -> None:
-        await self._client.__aenter__()
-
-    async def close(self) -> None:
-        await self._client.__aexit__()
+    policy: ClassVar[Policy] = Policy(timeout_s=TIMEOUT_S, reject_on=(AttemptHopeless,))
 
     def key(self, event: Event, target: str) -> str:
         return target or str(event.id)
@@ -228,7 +177,6 @@ class WebhookDispatchWorker(ExternalWorker):
         attempt = Attempt(started_at=datetime.now(UTC), duration_ms=0)
 
         def headers() -> dict[str, str]:
-            # The call's turn has come: its time is now, whatever it waited.
             nonlocal began, attempt
             began = time.monotonic()
             attempt = replace(attempt, started_at=datetime.now(UTC))
@@ -245,9 +193,7 @@ class WebhookDispatchWorker(ExternalWorker):
             return replace(attempt, duration_ms=int((time.monotonic() - began) * 1000), **outcome)
 
         try:
-            answer = await self._client.post(prepared.url, prepared.body, headers)
-        except HostBusy:
-            raise Snooze(timedelta(seconds=BUSY_S), "the host has as many calls under way as it may") from None
+            answer = await self._post(prepared.url, prepared.body, headers)
         except TargetRefused as refused:
             raise AttemptHopeless(ended(error=f"refused: {refused}")) from None
         except CallFailed as failed:
@@ -260,9 +206,8 @@ class WebhookDispatchWorker(ExternalWorker):
         )
         if answer.status == 410:
             raise AttemptHopeless(unsuccessful, disable=True)
-        if answer.retry_after_s is not None:
-            least, most = RETRY_AFTER_S
-            raise AttemptPutOff(unsuccessful, min(max(answer.retry_after_s, least), most))
+        if (seconds := put_off_s(answer)) is not None:
+            raise AttemptPutOff(unsuccessful, seconds)
         raise AttemptFailed(unsuccessful)
 
     async def record(self, delivery: Delivery, result: tuple[Prepared, Attempt], ctx: Context) -> None:
