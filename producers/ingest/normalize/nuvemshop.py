@@ -10,11 +10,10 @@ Amounts are decimal text with a currency; times ISO with an offset, with or with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Literal
 
-from producers.ingest.normalize import moments
+from producers.ingest.normalize import moments, orders
 from producers.ingest.normalize.document import Document, Malformed
 from producers.ingest.normalize.facts import (
     CartAbandoned,
@@ -43,17 +42,7 @@ from producers.ingest.normalize.money import as_text, currency_code, to_minor
 
 SOURCE = "nuvemshop"
 
-_FINANCIAL: Mapping[str, FinancialStatus] = {
-    "pending": "pending",
-    "authorized": "authorized",
-    "paid": "paid",
-    "partially_paid": "partially_paid",
-    "partially_refunded": "partially_refunded",
-    "refunded": "refunded",
-    "voided": "voided",
-    "abandoned": "voided",
-}
-_PAID = frozenset({"paid", "partially_refunded", "refunded"})
+_FINANCIAL: Mapping[str, FinancialStatus] = {**orders.FINANCIAL, "abandoned": "voided"}
 _SENT = frozenset({"shipped", "fulfilled", "delivered"})
 _ACTIONS: Mapping[str, Literal["created", "updated", "deleted"]] = {
     "created": "created",
@@ -103,26 +92,26 @@ def _order(action: str, order: Document, context: Context) -> Normalized:
         payload = {"ns_order_id": state.external_id, "total_cents": minor}
         facts += [
             OrderEvent("nuvemshop.order_created", state.external_id, payload, with_contact=True),
-            _order_fact("order_placed", "Order Placed", None, state, at, {"order_number": state.number}),
+            orders.fact("order_placed", "Order Placed", state, at),
         ]
     elif action == "paid" and state.paid_at is not None:
         facts += [
             OrderEvent("nuvemshop.order_paid", state.external_id, {"paid_at": state.paid_at, "amount_cents": minor}),
-            _order_fact("order_paid", "Order Paid", "purchase_completed", state, state.paid_at, _purchase(state)),
+            orders.paid(state, state.paid_at),
         ]
     elif action == "cancelled" and state.cancelled_at is not None:
         payload = {"cancelled_at": state.cancelled_at, "reason": state.cancel_reason}
         properties = {"order_number": state.number, "reason": state.cancel_reason}
         facts += [
             OrderEvent("nuvemshop.order_cancelled", state.external_id, payload),
-            _order_fact("order_cancelled", "Order Cancelled", None, state, state.cancelled_at, properties),
+            orders.fact("order_cancelled", "Order Cancelled", state, state.cancelled_at, properties),
         ]
     elif action == "fulfilled" and state.fulfilled_at is not None:
         payload = {"fulfilled_at": state.fulfilled_at, "tracking": dict(state.tracking) if state.tracking else None}
         properties = {"order_number": state.number, **(state.tracking or {})}
         facts += [
             OrderEvent("nuvemshop.order_fulfilled", state.external_id, payload),
-            _order_fact("order_fulfilled", "Order Fulfilled", None, state, state.fulfilled_at, properties),
+            orders.fact("order_fulfilled", "Order Fulfilled", state, state.fulfilled_at, properties),
         ]
     elif action in ("paid", "cancelled", "fulfilled"):
         # It was, when the webhook was sent; it is not any more.
@@ -155,7 +144,7 @@ def _state(order: Document, context: Context) -> OrderState:
         total=total,
         payment_method=order.child("payment_details").text("method") or order.text("gateway"),
         placed_at=moments.from_iso(order.text("created_at")),
-        paid_at=paid_at or updated_at if financial in _PAID else paid_at,
+        paid_at=paid_at or updated_at if financial in orders.PAID else paid_at,
         fulfilled_at=(moments.from_iso(order.text("shipped_at")) or updated_at) if sent else None,
         cancelled_at=(moments.from_iso(order.text("cancelled_at")) or updated_at) if cancelled else None,
         cancel_reason=order.text("cancel_reason") if cancelled else None,
@@ -179,47 +168,6 @@ def _state(order: Document, context: Context) -> OrderState:
 def _translated(document: Document, name: str) -> str | None:
     """A text, or the first of its translations."""
     return document.text(name) or document.child(name).text("pt", "es", "en")
-
-
-def _purchase(state: OrderState) -> dict[str, Any]:
-    first = state.lines[0] if state.lines else None
-    return {
-        "productId": first.product_id if first else None,
-        "productName": first.name if first else None,
-        "amount": as_text(state.total),
-        "currency": state.currency,
-        "paymentMethod": state.payment_method,
-        "items": [
-            {
-                "productId": line.product_id,
-                "productName": line.name,
-                "variantId": line.variant_id,
-                "sku": line.sku,
-                "quantity": float(line.quantity),
-                "price": as_text(line.unit_price) if line.unit_price is not None else None,
-                "amount": as_text(line.unit_price * line.quantity) if line.unit_price is not None else None,
-            }
-            for line in state.lines
-        ],
-    }
-
-
-def _order_fact(
-    fact: str, metric: str, event_type: str | None, state: OrderState, at: datetime, properties: Mapping[str, Any]
-) -> ContactEvent:
-    return ContactEvent(
-        fact=fact,
-        source_id=state.external_id,
-        event_type=event_type,
-        metric=metric,
-        occurred_at=at,
-        entity_type="order",
-        entity_id=state.external_id,
-        object_id_ref=state.external_id,
-        value=state.total,
-        currency=state.currency,
-        properties=properties,
-    )
 
 
 def _buyer(order: Document, context: Context) -> Person:
@@ -261,17 +209,8 @@ def _customer(action: str, customer: Document, context: Context) -> Normalized:
     )
     if action != "created":
         return processed("customer_updated", person=who)
-    created = ContactEvent(
-        fact="customer_created",
-        source_id=identifier,
-        event_type=None,
-        metric="Customer Created",
-        occurred_at=moments.occurred(moments.from_iso(customer.text("created_at")), context.received_at),
-        entity_type="customer",
-        entity_id=identifier,
-        object_id_ref=identifier,
-    )
-    return processed("customer_created", created, person=who)
+    at = moments.occurred(moments.from_iso(customer.text("created_at")), context.received_at)
+    return processed("customer_created", orders.customer_created(identifier, at), person=who)
 
 
 def _checkout(action: str, checkout: Document, context: Context) -> Normalized:

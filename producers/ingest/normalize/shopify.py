@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from producers.ingest.normalize import moments
+from producers.ingest.normalize import moments, orders
 from producers.ingest.normalize.document import Document, Malformed
 from producers.ingest.normalize.facts import (
     ChannelUninstalled,
@@ -26,7 +26,6 @@ from producers.ingest.normalize.facts import (
     ContactEvent,
     Context,
     Fact,
-    FinancialStatus,
     FulfillmentStatus,
     Normalized,
     OrderLine,
@@ -42,22 +41,12 @@ from producers.ingest.normalize.facts import (
     processed,
     unrecognised,
 )
-from producers.ingest.normalize.money import as_text, currency_code
+from producers.ingest.normalize.money import currency_code
 
 SOURCE = "shopify"
 LEFT_AFTER_MIN, DEFAULT_LEFT_AFTER = "left_after_min", timedelta(hours=1)
 MAX_PRODUCTS = 200
 
-_PAID = frozenset({"paid", "partially_refunded", "refunded"})
-_FINANCIAL: Mapping[str, FinancialStatus] = {
-    "pending": "pending",
-    "authorized": "authorized",
-    "paid": "paid",
-    "partially_paid": "partially_paid",
-    "partially_refunded": "partially_refunded",
-    "refunded": "refunded",
-    "voided": "voided",
-}
 _FULFILLMENT: Mapping[str, FulfillmentStatus] = {"fulfilled": "fulfilled", "partial": "partial"}
 _SHIPMENTS: Mapping[str, tuple[str, str]] = {
     "in_transit": ("shipment_in_transit", "Shipment In Transit"),
@@ -103,18 +92,18 @@ def _order_created(order: Document, context: Context) -> Normalized:
     who = _buyer(order, context)
     facts: list[Fact] = [
         state,
-        _order_event("order_placed", "Order Placed", None, order, state, state.placed_at, context),
+        orders.fact("order_placed", "Order Placed", state, moments.occurred(state.placed_at, context.received_at)),
     ]
     if order.text("financial_status") == "paid":
-        facts.append(_purchase(order, state, context))
+        facts.append(_paid(state, context))
     return processed("order_placed", *facts, person=who)
 
 
 def _order_paid(order: Document, context: Context) -> Normalized:
-    if order.text("financial_status") not in _PAID and not context.test_channel:
+    if order.text("financial_status") not in orders.PAID and not context.test_channel:
         return unrecognised("topic_contradicts_body")
     state = _order(order, context)
-    return processed("order_paid", state, _purchase(order, state, context), person=_buyer(order, context))
+    return processed("order_paid", state, _paid(state, context), person=_buyer(order, context))
 
 
 def _order_cancelled(order: Document, context: Context) -> Normalized:
@@ -122,9 +111,8 @@ def _order_cancelled(order: Document, context: Context) -> Normalized:
     if state.cancelled_at is None:
         return unrecognised("topic_contradicts_body")
     properties = {"order_number": state.number, "reason": order.text("cancel_reason")}
-    event = _order_event(
-        "order_cancelled", "Order Cancelled", None, order, state, state.cancelled_at, context, properties=properties
-    )
+    at = moments.occurred(state.cancelled_at, context.received_at)
+    event = orders.fact("order_cancelled", "Order Cancelled", state, at, properties)
     return processed("order_cancelled", state, event, person=_buyer(order, context))
 
 
@@ -132,7 +120,7 @@ def _order_fulfilled(order: Document, context: Context) -> Normalized:
     if order.text("fulfillment_status") != "fulfilled" and not context.test_channel:
         return unrecognised("topic_contradicts_body")
     state = _order(order, context)
-    event = _order_event("order_fulfilled", "Order Fulfilled", None, order, state, state.updated_at, context)
+    event = orders.fact("order_fulfilled", "Order Fulfilled", state, state.updated_at)
     return processed("order_fulfilled", state, event, person=_buyer(order, context))
 
 
@@ -147,7 +135,7 @@ def _order(order: Document, context: Context) -> OrderState:
     if currency is None or total is None or total < 0:
         raise Malformed("currency" if currency is None else "total_price")
     cancelled_at = moments.from_iso(order.text("cancelled_at"))
-    financial = _FINANCIAL.get(order.text("financial_status") or "", "pending")
+    financial = orders.FINANCIAL.get(order.text("financial_status") or "", "pending")
     fulfillment = _FULFILLMENT.get(order.text("fulfillment_status") or "", "unfulfilled")
     placed_at = moments.from_iso(order.text("processed_at", "created_at"))
     updated_at = moments.occurred(moments.from_iso(order.text("updated_at")), context.received_at)
@@ -161,7 +149,7 @@ def _order(order: Document, context: Context) -> OrderState:
         total=total,
         payment_method=next(iter(order.texts("payment_gateway_names")), None),
         placed_at=placed_at,
-        paid_at=_paid_at(order, placed_at) if financial in _PAID else None,
+        paid_at=_paid_at(order, placed_at) if financial in orders.PAID else None,
         fulfilled_at=updated_at if fulfillment == "fulfilled" else None,
         cancelled_at=cancelled_at,
         cancel_reason=order.text("cancel_reason") if cancelled_at else None,
@@ -194,55 +182,8 @@ def _shipment(order: Document) -> dict[str, Any] | None:
     return found
 
 
-def _purchase(order: Document, state: OrderState, context: Context) -> ContactEvent:
-    lines = state.lines
-    items = [
-        {
-            "productId": line.product_id,
-            "productName": line.name,
-            "variantId": line.variant_id,
-            "sku": line.sku,
-            "quantity": _number(line.quantity),
-            "price": as_text(line.unit_price) if line.unit_price is not None else None,
-            "amount": as_text(line.unit_price * line.quantity) if line.unit_price is not None else None,
-        }
-        for line in lines
-    ]
-    properties = {
-        "productId": lines[0].product_id if lines else None,
-        "productName": lines[0].name if lines else None,
-        "amount": as_text(state.total),
-        "currency": state.currency,
-        "paymentMethod": state.payment_method,
-        "items": items,
-    }
-    paid_at = state.paid_at or state.updated_at
-    return _order_event("order_paid", "Order Paid", "purchase_completed", order, state, paid_at, context, properties)
-
-
-def _order_event(
-    fact: str,
-    metric: str,
-    event_type: str | None,
-    order: Document,
-    state: OrderState,
-    at: datetime | None,
-    context: Context,
-    properties: Mapping[str, Any] | None = None,
-) -> ContactEvent:
-    return ContactEvent(
-        fact=fact,
-        source_id=state.external_id,
-        event_type=event_type,
-        metric=metric,
-        occurred_at=moments.occurred(at, context.received_at),
-        entity_type="order",
-        entity_id=state.external_id,
-        object_id_ref=state.external_id,
-        value=state.total,
-        currency=state.currency,
-        properties=properties or {"order_number": state.number},
-    )
+def _paid(state: OrderState, context: Context) -> ContactEvent:
+    return orders.paid(state, moments.occurred(state.paid_at or state.updated_at, context.received_at))
 
 
 def _paid_at(order: Document, placed_at: datetime | None) -> datetime | None:
@@ -388,17 +329,8 @@ def _stage(checkout: Document) -> str:
 
 def _customer_created(customer: Document, context: Context) -> Normalized:
     identifier = customer.need_identifier("id")
-    event = ContactEvent(
-        fact="customer_created",
-        source_id=identifier,
-        event_type=None,
-        metric="Customer Created",
-        occurred_at=moments.occurred(moments.from_iso(customer.text("created_at")), context.received_at),
-        entity_type="customer",
-        entity_id=identifier,
-        object_id_ref=identifier,
-    )
-    return processed("customer_created", event, person=_customer(customer, context))
+    at = moments.occurred(moments.from_iso(customer.text("created_at")), context.received_at)
+    return processed("customer_created", orders.customer_created(identifier, at), person=_customer(customer, context))
 
 
 def _customer_updated(customer: Document, context: Context) -> Normalized:
@@ -485,10 +417,6 @@ def _deleted(shape: frozenset[str]) -> Callable[[Document, Context], Normalized]
         return ignored("deleted_at_the_source")
 
     return handle
-
-
-def _number(quantity: Decimal) -> int | float:
-    return int(quantity) if quantity == quantity.to_integral_value() else float(quantity)
 
 
 _HANDLERS: Mapping[str, Callable[[Document, Context], Normalized]] = {
