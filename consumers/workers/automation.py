@@ -26,6 +26,7 @@ from consumers.automations.definition import EVENT_TRIGGERS, ScheduleTrigger, We
 from consumers.automations.errors import BadDefinition
 from consumers.worker import Context, Delivery, Policy, Reject, Snooze, TransactionalWorker
 from schemas import Event
+from schemas.contact_events import SCHEDULE_TRIGGER_METRIC, WEBHOOK_TRIGGER_METRIC
 
 if TYPE_CHECKING:
     from afluente.settings import WorkerSettings
@@ -79,9 +80,15 @@ class AutomationWorker(TransactionalWorker):
     async def _started_by(self, event: Event, conn: AsyncConnection[Any]) -> list[str]:
         is_fact = event.event_type == CONTACT_EVENT
         kind = event.payload.get("contact_event_type") if is_fact else event.event_type
+        metric = event.payload.get("metric_name") if is_fact else None
+        # A fact may be called anything by who brings it: it is no other event, no delivery and no schedule for that.
+        if is_fact and kind in EVENT_TRIGGERS:
+            kind = None
+        if metric in (WEBHOOK_TRIGGER_METRIC, SCHEDULE_TRIGGER_METRIC):
+            metric = None
         parameters = {
             "organization_id": event.organization_id,
-            "metric": event.payload.get("metric_name") if is_fact else None,
+            "metric": metric,
             "event_types": [] if kind is None else [kind],
         }
         return [str(row[0]) for row in await (await conn.execute(_SQL["started_by"], parameters)).fetchall()]

@@ -189,6 +189,11 @@ async def test_triggers_by_metric_type_and_event_and_nobody_elses(play, database
     }
     other = Play(database)
     other.automation({"type": "metric", "metric": "NPS Answered"}, ADD_VIP)
+    by["webhook"] = play.automation({"type": "webhook", "source": "shopify"}, ADD_VIP)
+    by["schedule"] = play.automation({"type": "schedule", "cron": "@daily", "audience": "contacts"}, ADD_VIP)
+    # facts that are only called like what other triggers wait for
+    for metric, kind in (("__webhook__", None), ("__schedule__", None), (None, "lead.won")):
+        play.record(contact, metric, kind, fact=f"named:{metric or kind}")
     play.record(contact, "NPS Answered", fact="nps:1")
     play.record(contact, None, "form_submitted", fact="form:1")
     conversation = play.scalar(
@@ -220,7 +225,7 @@ async def test_triggers_by_metric_type_and_event_and_nobody_elses(play, database
     play.emit("lead.won", "lead", lead, {"value": 1, "won_at": "2026-11-30T00:00:00+00:00"})
     await play.work()
     assert {name: len(play.runs(automation)) for name, automation in by.items()} == {
-        "metric": 1, "type": 1, "event": 1, "text": 1, "off": 0,
+        "metric": 1, "type": 1, "event": 1, "text": 1, "off": 0, "webhook": 0, "schedule": 0,
     }  # fmt: skip
     assert {run["contact_id"] for run in play.runs()} == {contact}
 
