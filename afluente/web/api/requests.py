@@ -7,6 +7,7 @@ here; their schemas are the catalogue's.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -28,6 +29,7 @@ from producers.ingest.normalize import facts, phone
 MAX_BATCH = 500
 MAX_UNKNOWN = 20
 
+_AMOUNT = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,12})?\Z")
 _WORD = r"^[a-z][a-z0-9_]*$"
 _TYPE = r"^[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*$"
 
@@ -60,6 +62,8 @@ def _within_years(value: datetime) -> datetime:
 
 def _amount(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError('must be a decimal, as text ("297.90") or a number')
+    if isinstance(value, str) and _AMOUNT.match(value) is None:
         raise ValueError('must be a decimal, as text ("297.90") or a number')
     return repr(value) if isinstance(value, float) else value
 
