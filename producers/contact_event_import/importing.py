@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import queue
 import re
 import threading
@@ -170,7 +171,8 @@ def write_rejected(
         conn.transaction(),
         postgres.act_for_sync(conn, organization_id),
         conn.cursor("rejected") as cursor,
-        path.open("w", encoding="utf-8", newline="") as file,
+        # Names and phones of people: nobody else's to read.
+        open(path, "w", encoding="utf-8", newline="", opener=_private) as file,
     ):
         cursor.itersize = 1_000
         cursor.execute(_SQL["errors"], parameters)
@@ -185,6 +187,10 @@ def write_rejected(
                 count += 1
                 wanted = next(rejected, None)
     return count
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _writer(file: IO[str], source: Source) -> Callable[[Row, int, str], None]:

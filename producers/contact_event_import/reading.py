@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -114,7 +115,7 @@ class Source:
         with gzip.GzipFile(fileobj=self._file, mode="rb") as file:
             try:
                 yield cast(IO[bytes], file)
-            except (EOFError, gzip.BadGzipFile) as error:
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise Refused(f"{self.name} is cut off or not gzip: {error}") from None
 
     def _json_rows(self, file: IO[bytes]) -> Iterator[Row]:
@@ -151,7 +152,8 @@ class Source:
         except Rejected as error:
             raise Refused(f"{self.name}: {error.reason}") from None
         while True:
-            line, lines.unfit = lines.number + 1, None
+            line = lines.number + 1
+            lines.begin_row()
             try:
                 cells = next(reader)
             except StopIteration:
@@ -178,8 +180,13 @@ class _Lines:
         # file's.
         self._file = file
         self._first: str | None = None
+        self._row_length = 0
         self.number = 0
         self.unfit: str | None = None
+
+    def begin_row(self) -> None:
+        """What is read from now on is of another row: text in quotes goes over lines, and has its end somewhere."""
+        self._row_length, self.unfit = 0, None
 
     def peek(self) -> str:
         """The first line."""
@@ -197,6 +204,9 @@ class _Lines:
             raise StopIteration
         # A piece of a line that is too long does not end one.
         self.number += line.endswith("\n") or len(line) < MAX_LINE_BYTES
+        self._row_length += len(line)
+        if self._row_length > 2 * MAX_LINE_BYTES:
+            raise csv.Error("a row, with all lines of its texts in quotes, is longer than a payload may be")
         if (reason := rows.unfit(line)) is not None:
             self.unfit = reason
         return line

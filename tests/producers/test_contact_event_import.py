@@ -169,9 +169,21 @@ def test_bytes_that_are_no_text_and_endless_lines_are_one_rows_fault(monkeypatch
     assert isinstance(rows[0].content, Rejected)  # a quote that never ends
 
 
+def test_row_of_lines_without_end_is_bounded(monkeypatch):
+    monkeypatch.setattr(reading_module, "MAX_LINE_BYTES", 1024)
+    # each cell ends its line inside of quotes: to the format all of this is one row
+    read = source(gzip.compress(b"phone,metric\n" + b'"x\n",' * 5_000), "x.csv.gz")
+    rows = list(read)
+    assert rows[0].content.reason.startswith("not CSV: a row")
+    assert max(len(row.raw) for row in rows) < 1024
+
+
 def test_cut_off_gzip_is_refused():
     with pytest.raises(Refused, match="cut off"):
         source(gzip.compress(b"phone,metric\n" * 1000)[:-10], "x.csv.gz")
+    zipped = gzip.compress(b"phone,metric\n" * 1000)
+    with pytest.raises(Refused, match="not gzip"):
+        source(zipped[:12] + b"\xff" * 40 + zipped[52:], "x.csv.gz")
 
 
 # -------------------- an import
@@ -272,6 +284,7 @@ def test_rejected_rows_are_listed_by_line_and_can_be_mended(database, organizati
     path = tmp_path / "rejected.csv"
     with connections.connect(database.url) as conn:
         assert write_rejected(conn, result, organization, read, path) == 3
+    assert path.stat().st_mode & 0o077 == 0  # people's phones
     rejected = list(csv.DictReader(io.StringIO(path.read_text())))
     assert [(row["_line"], row["phone"]) for row in rejected] == [("3", "x"), ("4", "+5511900000001"), ("6", PHONE)]
     assert all(row["_reason"] for row in rejected)
