@@ -383,16 +383,12 @@ SELECT conversation_id, opened
     webhook_event_id => %(webhook_event_id)s);
 
 -- name: insert_message
-INSERT INTO messages (organization_id, conversation_id, contact_id, direction, message_type, body, media_urls, reply_to,
-                      waha_message_id, status, metadata, occurred_at)
+-- The message that it answers is found by its names, now or when it comes.
+INSERT INTO messages (organization_id, conversation_id, contact_id, direction, message_type, body, media_urls,
+                      reply_to_names, waha_message_id, status, metadata, occurred_at)
 VALUES (%(organization_id)s, %(conversation_id)s, %(contact_id)s, %(direction)s, %(message_type)s, %(body)s,
-        %(media_urls)s,
-        (SELECT m.id
-           FROM messages m
-          WHERE m.organization_id = %(organization_id)s
-            AND m.waha_message_id = ANY (%(reply_to)s)
-          LIMIT 1),
-        %(waha_message_id)s, %(status)s, %(metadata)s, %(occurred_at)s)
+        %(media_urls)s, NULLIF(%(reply_to)s::text[], '{}'), %(waha_message_id)s, %(status)s, %(metadata)s,
+        %(occurred_at)s)
 ON CONFLICT (organization_id, waha_message_id) DO NOTHING
 RETURNING id;
 

@@ -223,10 +223,9 @@ class Messages:
             return
         name = self._id(status.wamid)
         row = await self._find((status.wamid,))
-        message_id, conversation_id, contact_id, before, template_id, body, _ = row or (None,) * 7
         stored = await self._writing.one(
             "insert_message_event",
-            message_id=message_id,
+            message_id=None if row is None else row[0],
             waha_message_id=name,
             kind=kind,
             source=self._writing.part.source,
@@ -241,6 +240,9 @@ class Messages:
         if stored is None:
             return
         self._writing.counts["message_events"] += 1
+        # What names no message has waited for whoever was about to store one of that name.
+        row = row or await self._find((status.wamid,))
+        message_id, conversation_id, contact_id, before, template_id, body, _ = row or (None,) * 7
         if message_id is not None and contact_id is not None:
             await self._status_event(status, kind, message_id, conversation_id, contact_id, before, body)
         contact_id = contact_id or await self._contacts.find(status.person)
