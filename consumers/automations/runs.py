@@ -10,6 +10,7 @@ What must stay true:
 - A run sleeps as a row with `wake_at` and an event that is deferred to that moment; whoever gets the event locks the
   row and sees whether it is still what the run waits for. A second one, or one that comes late, changes nothing.
 - A run goes on with the version that it began with.
+- What begins or wakes up holds its automation: it is switched on or off before that, or after.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ class Automation:
 
 
 async def find(conn: AsyncConnection[Any], organization_id: UUID, automation_id: UUID) -> Automation | None:
-    """The automation with its newest version."""
+    """The automation with its newest version, held as it is to the end of the transaction."""
     parameters = {"organization_id": organization_id, "automation_id": automation_id}
+    await conn.execute(_SQL["hold_automation"], parameters)
     row = await (await conn.execute(_SQL["automation"], parameters)).fetchone()
     return None if row is None else Automation(row[0], row[1], row[2], row[3], read(row[4]), row[5])
 
@@ -122,8 +124,9 @@ class Runs:
 
     async def wake(self, organization_id: UUID, run_id: UUID, step: int, *, attempt: int = 1) -> None:
         """A wait or a call is over: go on after it. Nothing when the run has gone on or ended meanwhile."""
+        parameters = {"organization_id": organization_id, "run_id": run_id}
+        await self._conn.execute(_SQL["hold_automation_of_run"], parameters)
         async with self._conn.cursor(row_factory=dict_row) as cursor:
-            parameters = {"organization_id": organization_id, "run_id": run_id}
             row = await (await cursor.execute(_SQL["open_run"], parameters)).fetchone()
         if row is None or row["position"] != step or row["state"] not in ("waiting", "calling", "held"):
             return

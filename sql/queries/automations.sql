@@ -19,6 +19,20 @@ SELECT a.id, v.definition
 
 -- name: automation
 -- An automation with its newest version, and its organization's time zone.
+-- name: hold_automation
+-- Whoever switches it on or off, or edits it, waits until this transaction ends, or is waited for: a statement of its own,
+-- so that the next one sees what that came to.
+SELECT FROM automations
+ WHERE organization_id = %(organization_id)s
+   AND id = %(automation_id)s
+   FOR KEY SHARE;
+
+-- name: hold_automation_of_run
+SELECT FROM automations
+ WHERE organization_id = %(organization_id)s
+   AND id = (SELECT automation_id FROM automation_runs WHERE organization_id = %(organization_id)s AND id = %(run_id)s)
+   FOR KEY SHARE;
+
 SELECT a.id, a.name, a.status, a.version, v.definition, o.timezone
   FROM automations a
   JOIN automation_versions v ON v.organization_id = a.organization_id AND v.automation_id = a.id AND v.version = a.version
