@@ -142,6 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _explain(error: Exception) -> int:
     """Print what `error` means for the person and return the exit status."""
+    from afluente.cli.output import say
     from afluente.errors import AfluenteError, NotAllowed, SettingsError, Unavailable
 
     hint = getattr(error, "hint", None)
@@ -156,9 +157,9 @@ def _explain(error: Exception) -> int:
             status, text = Exit(getattr(error, "exit_status", Exit.FAILED)), str(error)
         case _:
             status, text, hint = _explain_client(error)
-    typer.echo(f"afluente: {text}", err=True)
+    say(f"afluente: {text}")
     if hint:
-        typer.echo(f"  try: {hint}", err=True)
+        say(f"  try: {hint}")
     return int(status)
 
 

@@ -1,6 +1,8 @@
 """How commands show data: on stdout, in one of four formats. Words and progress go to stderr (`say`).
 
-Keys of the JSON are stable and documented by each command; times in JSON are UTC, in text local.
+Keys of the JSON are stable and documented by each command; times in JSON are UTC, in text local. Much of what is shown
+is a stranger's: it tells the terminal nothing, makes no line of its own in a table, and is no formula to the
+spreadsheet that opens a CSV (an apostrophe stands before it then; JSON has everything as it is).
 """
 
 from __future__ import annotations
@@ -12,13 +14,19 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from enum import Enum, StrEnum
 from typing import Annotated, Any
 
 import typer
 
-# What would tell a terminal something, in text that may be a stranger's; lines and tabs stay.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# What would tell a terminal something, or turn the direction of what follows; lines and tabs stay.
+_TURNING = r"\u2028-\u202e\u2066-\u2069"
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNING}]")
+# The same that JSON does not escape by itself.
+_CONTROL_IN_JSON = re.compile(rf"[\x7f-\x9f{_TURNING}]")
+# What a spreadsheet calculates; numbers and phones it may.
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?![0-9 ().-]*\Z)")
 
 
 class Format(StrEnum):
@@ -33,34 +41,35 @@ FormatOption = Annotated[Format, typer.Option("--format", help="how to show the 
 
 def say(text: str) -> None:
     """A word to the person, on stderr."""
-    typer.echo(text, err=True)
+    typer.echo(printable(text), err=True)
 
 
 def printable(text: str) -> str:
     """`text` with its control characters shown instead of sent to the terminal."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def show(data: Any, format: Format | str = Format.text, columns: Sequence[str] | None = None) -> None:
     """Print one mapping, or rows of them, on stdout. `columns` picks and orders the keys of text and csv."""
     one = isinstance(data, Mapping) or (is_dataclass(data) and not isinstance(data, type))
     if format == Format.json:
-        print(json.dumps(_plain(data), indent=2, ensure_ascii=False))
+        print(_json(_plain(data), indent=2))
         return
     rows = [_row(data)] if one else [_row(item) for item in data]
     if format == Format.jsonl:
         for row in rows:
-            print(json.dumps(_plain(row), ensure_ascii=False))
+            print(_json(_plain(row)))
     elif format == Format.csv:
         names = list(columns or _names(rows))
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(names)
-        writer.writerows([_cell(row.get(name), utc=True) for name in names] for row in rows)
+        writer.writerows([_csv_cell(row.get(name)) for name in names] for row in rows)
     elif one:
         names = list(columns or rows[0])
         width = max((len(name) for name in names), default=0)
         for name in names:
-            print(f"{name:<{width}}  {printable(_cell(rows[0].get(name)))}".rstrip())
+            text = printable(_cell(rows[0].get(name))).replace("\n", "\n" + " " * (width + 2))
+            print(f"{name:<{width}}  {text}".rstrip())
     else:
         _table(rows, list(columns or _names(rows)))
 
@@ -71,10 +80,28 @@ def json_line(item: Mapping[str, Any]) -> bytes:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    cells = [[printable(_cell(row.get(name))) for name in names] for row in rows]
+    cells = [[_on_one_line(printable(_cell(row.get(name)))) for name in names] for row in rows]
     widths = [max(len(name), *(len(line[i]) for line in cells)) if cells else len(name) for i, name in enumerate(names)]
     for line in [[name.replace("_", " ") for name in names], *cells]:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _on_one_line(text: str) -> str:
+    return text.replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    # Such a letter stands inside of a text only, where its escape says the same.
+    return _CONTROL_IN_JSON.sub(
+        lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, indent=indent, ensure_ascii=False)
+    )
+
+
+def _csv_cell(value: Any) -> str:
+    text = _cell(value, utc=True)
+    if isinstance(value, str) and _FORMULA.match(text):
+        text = "'" + text
+    return printable(text) if sys.stdout.isatty() else text
 
 
 def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -100,8 +127,10 @@ def _cell(value: Any, utc: bool = False) -> str:
         return value.astimezone(UTC).isoformat() if utc else value.astimezone().strftime("%Y-%m-%d %H:%M:%S%z")
     if isinstance(value, Enum):
         return str(value.value)
+    if isinstance(value, Decimal):
+        return format(value, "f")
     if isinstance(value, (dict, list, tuple)):
-        return json.dumps(_plain(value), ensure_ascii=False)
+        return _json(_plain(value))
     return str(value)
 
 
@@ -121,6 +150,8 @@ def _plain(value: Any) -> Any:
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, Decimal):
+        return format(value, "f")
     if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
         return [_plain(item) for item in value]
     return value.decode("utf-8", "replace") if isinstance(value, (bytes, bytearray)) else str(value)

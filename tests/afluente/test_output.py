@@ -11,7 +11,7 @@ from enum import Enum
 
 import pytest
 
-from afluente.cli.output import Format, show
+from afluente.cli.output import Format, say, show
 
 
 class Colour(Enum):
@@ -69,4 +69,31 @@ def test_what_is_no_row_is_refused():
 
 def test_what_a_stranger_wrote_tells_the_terminal_nothing(capsys):
     show({"reason": "broker \x1b]0;owned\x07 upgrade\x9b2J", "lines": "one\n\ttwo"}, Format.text)
-    assert capsys.readouterr().out == "reason  broker \\x1b]0;owned\\x07 upgrade\\x9b2J\nlines   one\n\ttwo\n"
+    assert capsys.readouterr().out == "reason  broker \\x1b]0;owned\\x07 upgrade\\x9b2J\nlines   one\n        \ttwo\n"
+    show([{"name": "a\nb\u202e"}, {"name": "c"}])
+    assert capsys.readouterr().out == "name\na\\nb\\u202e\nc\n"
+    for format in (Format.json, Format.jsonl):
+        show([{"name": "a\x9b2J\u2067"}], format)
+        out = capsys.readouterr().out
+        assert "\\u009b2J\\u2067" in out
+        assert json.loads(out if format == Format.jsonl else out.strip()[1:-1])["name"] == "a\x9b2J\u2067"
+    say("names \x1b]0;owned\x07")
+    assert capsys.readouterr().err == "names \\x1b]0;owned\\x07\n"
+
+
+def test_what_a_spreadsheet_would_calculate_is_text(capsys):
+    texts = ["=1+1", "@SUM(A1)", "+5511987654321", "+55 (11) 9", "-1.50", "-1+cmd|'x'!A1", "Ana"]
+    show([{"name": text, "value": Decimal("-1E-7")} for text in texts], Format.csv)
+    rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))[1:]
+    assert [row[0] for row in rows] == [
+        "'=1+1",
+        "'@SUM(A1)",
+        "+5511987654321",
+        "+55 (11) 9",
+        "-1.50",
+        "'-1+cmd|'x'!A1",
+        "Ana",
+    ]
+    assert {row[1] for row in rows} == {"-0.0000001"}  # an amount, in every format
+    show({"value": Decimal("1E-7")}, Format.json)
+    assert json.loads(capsys.readouterr().out) == {"value": "0.0000001"}
