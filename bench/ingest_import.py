@@ -14,6 +14,7 @@ import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -157,21 +158,26 @@ def _ended_cpu_s() -> float:
 def _copies(servers: Database, url: str, conn: psycopg.Connection[Any], rows: int) -> tuple[float, float, float]:
     """Seconds of COPY: of both rows into tables like theirs, and of the facts into one without indexes; and Postgres'
     CPU for each row of the first."""
-    facts = Table(url, servers.folder / f"{conn.info.dbname}.facts", "contact_events", "bench_facts", "INCLUDING ALL")
-    events = Table(url, servers.folder / f"{conn.info.dbname}.events", "event_log", "bench_events", "INCLUDING ALL")
-    bare = Table(url, facts.path, "contact_events", "bench_bare_facts", "EXCLUDING ALL")
+    facts = Table(servers.folder / f"{conn.info.dbname}.facts", "contact_events", "bench_facts", "INCLUDING ALL")
+    events = Table(servers.folder / f"{conn.info.dbname}.events", "event_log", "bench_events", "INCLUDING ALL")
+    bare = Table(facts.path, "contact_events", "bench_bare_facts", "EXCLUDING ALL")
     try:
         for table in (facts, events, bare):
             table.make(conn)
         seconds, spent = [], []
         for together in ((facts, events), (bare,)):
             servers.checkpoint()
-            before, began = usage.family_cpu_s(servers.postgres_pid), time.monotonic()
-            with ThreadPoolExecutor(len(together)) as threads:
-                for copied in [threads.submit(table.fill) for table in together]:
-                    copied.result()
-            seconds.append(time.monotonic() - began)
-            spent.append(usage.family_cpu_s(servers.postgres_pid) - before)
+            with ExitStack() as opened:
+                # Closed after the CPU is read: what a server process that has ended had spent is told with a delay.
+                connections = [opened.enter_context(psycopg.connect(url)) for _ in together]
+                before, began = usage.family_cpu_s(servers.postgres_pid), time.monotonic()
+                with ThreadPoolExecutor(len(together)) as threads:
+                    for copied in [
+                        threads.submit(table.fill, its) for table, its in zip(together, connections, strict=True)
+                    ]:
+                        copied.result()
+                seconds.append(time.monotonic() - began)
+                spent.append(usage.family_cpu_s(servers.postgres_pid) - before)
         for table in (facts, events, bare):
             if conn.execute(f"SELECT count(*) FROM {table.name}").fetchone() != (rows,):
                 raise BenchError(f"COPY into {table.name} left rows out")
@@ -185,7 +191,6 @@ def _copies(servers: Database, url: str, conn: psycopg.Connection[Any], rows: in
 class Table:
     """A copy of one of our tables: its rows in a file, and an empty table to copy them into."""
 
-    url: str
     path: Path
     source: str
     name: str
@@ -203,11 +208,11 @@ class Table:
             for block in copy:
                 file.write(block)
 
-    def fill(self) -> None:
+    def fill(self, conn: psycopg.Connection[Any]) -> None:
         with (
             self.path.open("rb") as file,
-            psycopg.connect(self.url) as conn,
             conn.cursor().copy(f"COPY {self.name} ({self.columns}) FROM STDIN") as copy,
         ):
             while data := file.read(COPY_BYTES):
                 copy.write(data)
+        conn.commit()
