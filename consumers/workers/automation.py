@@ -90,11 +90,12 @@ class AutomationWorker(TransactionalWorker):
             "organization_id": event.organization_id,
             "metric": metric,
             "event_types": [] if kind is None else [kind],
+            "emitted_at": event.created_at,
         }
         return [str(row[0]) for row in await (await conn.execute(_SQL["started_by"], parameters)).fetchall()]
 
     async def _started_by_webhook(self, event: Event, conn: AsyncConnection[Any]) -> list[str]:
-        parameters = {"organization_id": event.organization_id}
+        parameters = {"organization_id": event.organization_id, "emitted_at": event.created_at}
         rows = await (await conn.execute(_SQL["webhook_triggers"], parameters)).fetchall()
         if not rows:
             return []

@@ -1,24 +1,24 @@
 -- name: started_by
--- The automations that an event starts, by its metric or its type.
+-- The automations that an event starts, by its metric or its type: those that were on when it was emitted.
 SELECT a.id
   FROM automations a
  WHERE a.organization_id = %(organization_id)s
    AND a.status = 'enabled'
+   AND COALESCE(a.enabled_at, '-infinity') <= %(emitted_at)s
    AND (a.trigger_metric = %(metric)s OR a.trigger_event_type = ANY (%(event_types)s))
  ORDER BY a.created_at, a.id;
 
 -- name: webhook_triggers
--- The automations that a delivery that came in may start; their triggers say which deliveries.
+-- The automations that a delivery that came in may start: those that were on then; their triggers say which deliveries.
 SELECT a.id, v.definition
   FROM automations a
   JOIN automation_versions v ON v.organization_id = a.organization_id AND v.automation_id = a.id AND v.version = a.version
  WHERE a.organization_id = %(organization_id)s
    AND a.status = 'enabled'
+   AND COALESCE(a.enabled_at, '-infinity') <= %(emitted_at)s
    AND a.trigger_metric = '__webhook__'
  ORDER BY a.created_at, a.id;
 
--- name: automation
--- An automation with its newest version, and its organization's time zone.
 -- name: hold_automation
 -- Whoever switches it on or off, or edits it, waits until this transaction ends, or is waited for: a statement of its own,
 -- so that the next one sees what that came to.
@@ -33,6 +33,8 @@ SELECT FROM automations
    AND id = (SELECT automation_id FROM automation_runs WHERE organization_id = %(organization_id)s AND id = %(run_id)s)
    FOR KEY SHARE;
 
+-- name: automation
+-- An automation with its newest version, and its organization's time zone.
 SELECT a.id, a.name, a.status, a.version, v.definition, o.timezone
   FROM automations a
   JOIN automation_versions v ON v.organization_id = a.organization_id AND v.automation_id = a.id AND v.version = a.version
@@ -421,9 +423,13 @@ INSERT INTO automation_versions (organization_id, automation_id, version, defini
 VALUES (%(organization_id)s, %(automation_id)s, %(version)s, %(definition)s);
 
 -- name: edit
+-- What starts it from now on starts it from now on.
 UPDATE automations
    SET name = %(name)s,
        description = %(description)s,
+       enabled_at = CASE WHEN (trigger_metric, trigger_event_type)
+                              IS DISTINCT FROM (%(trigger_metric)s::text, %(trigger_event_type)s::text)
+                         THEN afluente.event_clock() ELSE enabled_at END,
        trigger_type = %(trigger_type)s,
        trigger_metric = %(trigger_metric)s,
        trigger_event_type = %(trigger_event_type)s,
@@ -438,6 +444,8 @@ RETURNING version;
 UPDATE automations
    SET status = %(status)s,
        next_due_at = %(next_due_at)s,
+       enabled_at = CASE WHEN %(status)s = 'enabled' AND status <> 'enabled'
+                         THEN afluente.event_clock() ELSE enabled_at END,
        updated_at = clock_timestamp()
  WHERE organization_id = %(organization_id)s
    AND id = %(automation_id)s;

@@ -1,0 +1,1 @@
+ALTER TABLE automations DROP COLUMN enabled_at;
