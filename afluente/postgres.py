@@ -20,6 +20,9 @@ WORKER_ROLE = "afluente_worker"
 APP_ROLE = "afluente_app"
 CONNECT_TIMEOUT_S = 10
 
+# What says that Postgres is not to be reached, or too slow: whoever asked may ask again. Holds the pool's errors, too.
+AWAY = (psycopg.OperationalError, TimeoutError)
+
 _REFUSED_LOGIN = ("permission denied to set role", "password authentication failed")
 
 # Left to right within one SELECT: the old values are read before the new ones are set.

@@ -10,9 +10,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from enum import StrEnum
 
-import psycopg
 from fastapi import FastAPI
-from psycopg_pool import PoolTimeout
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -84,7 +82,7 @@ def build(
         try:
             async with pool.connection(timeout=READY_WITHIN_S):
                 return PlainTextResponse("ready\n")
-        except (psycopg.OperationalError, PoolTimeout):
+        except postgres.AWAY:
             return PlainTextResponse("postgres is away\n", 503)
 
     async def healthy(_: Request) -> Response:

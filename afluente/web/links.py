@@ -24,14 +24,14 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+from psycopg_pool import AsyncConnectionPool
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 import sql
 from afluente.clock import Clock, SystemClock
-from afluente.postgres import act_for
+from afluente.postgres import AWAY, act_for
 from afluente.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -62,7 +62,6 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
 }
 
-_AWAY = (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, PoolClosed, TimeoutError, OSError)
 _SQL = sql.queries("automations")
 
 Pool = AsyncConnectionPool[psycopg.AsyncConnection[tuple[Any, ...]]]
@@ -131,7 +130,7 @@ class Links:
             return _not_found()
         try:
             link = await self._look_up(token)
-        except _AWAY as error:
+        except AWAY as error:
             log.warning("links.postgres_away", error=type(error).__name__)
             link = self._known.get(token)
             if link is None:
@@ -194,7 +193,7 @@ class Links:
                 async with asyncio.timeout(WRITE_WITHIN_S):
                     await self._write_together(batch)
                 return
-            except _AWAY as error:
+            except AWAY as error:
                 now = asyncio.get_running_loop().time()
                 given_up = [click for click in batch if click.give_up_at <= now]
                 if given_up:

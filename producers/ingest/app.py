@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID, uuid4
@@ -32,7 +30,9 @@ from psycopg_pool import AsyncConnectionPool
 from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
+from afluente.bounds import Bucket, Busy, Memory
 from afluente.clock import Clock, SystemClock
+from afluente.postgres import AWAY
 from afluente.secrets import Keyring
 from afluente.telemetry import get_logger
 from producers.ingest import store
@@ -40,7 +40,7 @@ from producers.ingest.known import Known
 from producers.ingest.signature import Check, verify_token
 from producers.ingest.sources import Source, registered
 from producers.ingest.store import Channel, Incoming, Outcome, Receipt, Unsettled
-from producers.ingest.writer import UNAVAILABLE, Writer
+from producers.ingest.writer import Writer
 
 log = get_logger(__name__)
 
@@ -76,63 +76,6 @@ class BodyError(Exception):
         self.reason = reason
         self.status = status
         super().__init__(reason)
-
-
-class Busy(Exception):
-    """Too much is in flight."""
-
-
-class Memory:
-    """The bytes that requests hold, in all and of each peer address."""
-
-    def __init__(self) -> None:
-        self._held: Counter[str] = Counter()
-        self._total = 0
-
-    @contextmanager
-    def of(self, peer: str) -> Iterator[Callable[[int], None]]:
-        """One request's share, given back at the end. Call with the bytes it holds by now; raises Busy."""
-        held = 0
-
-        def hold(size: int) -> None:
-            nonlocal held
-            more = max(size, MIN_HELD_BYTES) - held
-            if self._held[peer] + more > MAX_PEER_BYTES or self._total + more > MAX_HELD_BYTES:
-                raise Busy
-            self._held[peer] += more
-            self._total += more
-            held += more
-
-        try:
-            hold(0)
-            yield hold
-        finally:
-            self._held[peer] -= held
-            self._total -= held
-            if self._held[peer] <= 0:
-                del self._held[peer]
-
-
-@dataclass
-class Bucket:
-    """So many a second, so many at once."""
-
-    rate: float
-    burst: float
-    level: float = field(init=False)
-    at: float | None = None
-
-    def __post_init__(self) -> None:
-        self.level = self.burst
-
-    def take(self, now: float) -> bool:
-        if self.at is not None:
-            self.level = min(self.burst, self.level + (now - self.at) * self.rate)
-        self.at = now
-        if self.level < 1:
-            return False
-        self.level -= 1
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +144,12 @@ class Receiver:
         if source is None:
             return Answer(404, "unknown_source\n")
         try:
-            with self._memory.of(scope["client"][0] if scope["client"] else "") as hold:
+            peer = scope["client"][0] if scope["client"] else ""
+            with self._memory.of(peer, each=MAX_PEER_BYTES, total=MAX_HELD_BYTES, least=MIN_HELD_BYTES) as hold:
                 return await self._take(_incoming(scope, source, channel, topic, self._clock.now()), receive, hold)
         except (Busy, Unsettled):
             return Answer(503, "busy\n", retry_after_s=1)
-        except UNAVAILABLE as error:
+        except AWAY as error:
             # Not stored, or not known to be: the sender tries again, and a repeat is found by its key.
             log.warning("ingest.unavailable", source=source.name, error=type(error).__name__)
             return Answer(503, "unavailable\n", retry_after_s=5)
@@ -305,7 +249,7 @@ class Receiver:
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
                 channel = await self._known.fresh(source.name, channel_id, self._clock.now())
-        except UNAVAILABLE:
+        except AWAY:
             return Answer(503, "unavailable\n", retry_after_s=5)
         tokens = channel.secrets[store.VERIFY_TOKEN] if channel else ()
         if query.get("hub.mode") != "subscribe" or not verify_token(query.get("hub.verify_token"), tokens):

@@ -18,8 +18,9 @@ from uuid import UUID
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
+from psycopg_pool import AsyncConnectionPool
 
+from afluente.postgres import AWAY
 from producers.ingest import store
 from producers.ingest.store import Judged
 
@@ -33,9 +34,6 @@ LARGE_BYTES = 256 * 1024
 WRITERS = 2
 # For so long a writer keeps its connection when nobody waits: to take one out of the pool is a round trip of its own.
 LINGER_S = 0.05
-
-# What says that Postgres is not to be reached, or too slow: the sender tries again.
-UNAVAILABLE = (psycopg.OperationalError, PoolTimeout, PoolClosed, TooManyRequests, TimeoutError)
 
 Pool = AsyncConnectionPool[psycopg.AsyncConnection[Any]]
 Waiting = tuple[Judged, asyncio.Future[int | None]]
@@ -55,7 +53,7 @@ class Writer:
     async def write(self, delivery: Judged) -> int | None:
         """Store it; returns once it is committed: how many events it led to, None if it must be judged again.
 
-        Raises what psycopg raises; one of UNAVAILABLE when it is not known to be stored.
+        Raises what psycopg raises; one of AWAY when it is not known to be stored.
         """
         future: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         if len(delivery.body) > LARGE_BYTES:
@@ -84,7 +82,7 @@ class Writer:
                             together := await self._next()
                         ):
                             await self._together(conn, together)
-                except UNAVAILABLE as error:
+                except AWAY as error:
                     # No connection within the time that each of them may take.
                     _fail(self._take(), error)
         finally:

@@ -21,7 +21,6 @@ from uuid import UUID, uuid4
 import orjson
 import psycopg
 from psycopg.rows import dict_row
-from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,7 +29,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import sql
+from afluente.bounds import Busy, Memory
 from afluente.clock import Clock, SystemClock
+from afluente.postgres import AWAY
 from afluente.telemetry import get_logger
 from afluente.web.api import body as bodies
 from afluente.web.api import call as calls
@@ -50,7 +51,6 @@ MAX_KEY_IN_FLIGHT: Final = 24
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}\Z")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
-_AWAY = (psycopg.OperationalError, PoolTimeout, PoolClosed, TooManyRequests, TimeoutError)
 
 
 class Observer(Protocol):
@@ -94,7 +94,7 @@ class Api:
         self._observe = observer
         self._authenticator = Authenticator(self._clock)
         self._limiter = Limiter(self._take_tokens, self._clock)
-        self._memory = bodies.Memory()
+        self._memory = Memory()
         self._in_flight: Counter[UUID] = Counter()
 
     def app(self) -> ASGIApp:
@@ -147,7 +147,9 @@ class Api:
             response = _response(answer)
         except Problem as problem:
             response = _refusal(problem, request_id)
-        except _AWAY as error:
+        except Busy:
+            response = _refusal(_busy(), request_id)
+        except AWAY as error:
             log.warning("api.unavailable", error=type(error).__name__, request_id=request_id)
             response = _refusal(_unavailable(), request_id)
         except Exception as error:
@@ -199,10 +201,10 @@ class Api:
 
     async def _run(self, request: Request, operation: Operation, key: Key, request_id: str) -> Answer:
         if self._in_flight.total() >= MAX_IN_FLIGHT or self._in_flight[key.id] >= MAX_KEY_IN_FLIGHT:
-            raise bodies.busy()
+            raise Busy
         self._in_flight[key.id] += 1
         try:
-            with self._memory.of(key.id) as hold:
+            with self._memory.of(key.id, each=bodies.MAX_KEY_BYTES, total=bodies.MAX_HELD_BYTES) as hold:
                 value = None
                 if operation.method == "POST":
                     value = bodies.parse(await bodies.read(request, hold))
@@ -243,6 +245,10 @@ class Api:
 def _request_id(request: Request) -> str:
     given = request.headers.get("x-request-id", "")
     return given if _REQUEST_ID.match(given) else str(uuid4())
+
+
+def _busy() -> Problem:
+    return Problem("unavailable", "too much is in flight", headers={"retry-after": "1"})
 
 
 def _unavailable() -> Problem:

@@ -11,11 +11,9 @@ import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final, NoReturn
-from uuid import UUID
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -26,37 +24,6 @@ READ_TIMEOUT_S: Final = 10.0
 # A body that is being worked on is held as text and as objects.
 MAX_HELD_BYTES: Final = 48 * 1024 * 1024
 MAX_KEY_BYTES: Final = 12 * 1024 * 1024
-
-
-class Memory:
-    """The bytes that bodies hold, in all and of each key."""
-
-    def __init__(self) -> None:
-        self._held: Counter[UUID] = Counter()
-
-    @contextmanager
-    def of(self, key_id: UUID) -> Iterator[Callable[[int], None]]:
-        """One request's share, given back at the end. Call with the bytes it holds by now; raises Problem (503)."""
-        held = 0
-
-        def hold(size: int) -> None:
-            nonlocal held
-            more = size - held
-            if self._held[key_id] + more > MAX_KEY_BYTES or self._held.total() + more > MAX_HELD_BYTES:
-                raise busy()
-            self._held[key_id] += more
-            held += more
-
-        try:
-            yield hold
-        finally:
-            self._held[key_id] -= held
-            if self._held[key_id] <= 0:
-                del self._held[key_id]
-
-
-def busy() -> Problem:
-    return Problem("unavailable", "too much is in flight", headers={"retry-after": "1"})
 
 
 async def read(request: Request, hold: Callable[[int], None]) -> bytes:

@@ -32,6 +32,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 import sql
+from afluente.bounds import Bucket
 from afluente.clock import Clock
 from afluente.errors import Refused
 from afluente.postgres import act_for_sync
@@ -131,7 +132,7 @@ class Authenticator:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._remembered: OrderedDict[str, tuple[float, _Row | None]] = OrderedDict()
-        self._strangers, self._strangers_at = STRANGERS_AT_ONCE, clock.monotonic()
+        self._strangers = Bucket(STRANGERS_PER_S, STRANGERS_AT_ONCE)
 
     def remembered(self, prefix: str) -> tuple[bool, _Row | None]:
         """Whether the prefix was looked up a moment ago, and its row. Raises Problem (503) for one too many that has to
@@ -140,12 +141,8 @@ class Authenticator:
         now = self._clock.monotonic()
         if found is not None and now - found[0] < REMEMBERED_S:
             return True, found[1]
-        if found is None or found[1] is None:
-            filled = self._strangers + (now - self._strangers_at) * STRANGERS_PER_S
-            self._strangers, self._strangers_at = min(STRANGERS_AT_ONCE, filled), now
-            if self._strangers < 1:
-                raise Problem("unavailable", "too many unknown keys are being asked for", headers={"retry-after": "1"})
-            self._strangers -= 1
+        if (found is None or found[1] is None) and not self._strangers.take(now):
+            raise Problem("unavailable", "too many unknown keys are being asked for", headers={"retry-after": "1"})
         return False, None
 
     async def look_up(self, conn: psycopg.AsyncConnection[Any], prefix: str) -> _Row | None:
