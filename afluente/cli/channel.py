@@ -6,13 +6,14 @@ import os
 import secrets as random
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import typer
 
 from afluente.cli import channel_mapping
 from afluente.cli.output import Format, FormatOption, say, show
+from afluente.errors import Refused
 
 app = typer.Typer(help="Connect senders of webhooks, and rotate their secrets.", no_args_is_help=True)
 app.add_typer(channel_mapping.app, name="mapping")
@@ -31,7 +32,10 @@ def add(
     organization: Annotated[str, typer.Option("--org", help="id, slug or name of the organization")],
     external_id: Annotated[
         str | None,
-        typer.Option(help="shop domain, store id, account or form id, phone_number_id: what the sender calls it"),
+        typer.Option(
+            help="shop domain, store id, account or form id, phone_number_id, session (waha), instance (evolution): "
+            "what the sender calls it; a delivery that names another one is not taken"
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="what people call it")] = None,
     secret: Secret = None,
@@ -81,6 +85,8 @@ def add(
       hotmart              the hottok
       typeform             the webhook's secret; one connection takes all forms, or with --external-id FORM_ID one
       whatsapp             the Meta app's secret
+      waha                 the session's webhook hmac.key
+      evolution            what the instance sends as X-Webhook-Secret, or its jwt_key
       generic              as the mapping says: the key of the signature, or the token
     A generic sender is described by a mapping: `afluente channel mapping` lists, shows and checks them.
 
@@ -113,7 +119,7 @@ def add(
     keyring = settings.secrets.need_keyring("secrets are stored sealed")
     given = _read(secret)
     made = given is None
-    plain = given or channels.new_secret(source, given_settings)
+    plain = channels.new_secret(source, given_settings) if given is None else given
     plains = {"signature": plain.encode()}
     token = _read(verify_token) or (random.token_urlsafe(24) if source == "whatsapp" else None)
     if token:
@@ -179,7 +185,10 @@ def list_(
 def rotate(
     channel: Annotated[UUID, typer.Argument(help="id of the connection")],
     secret: Secret = None,
-    purpose: Annotated[str, typer.Option(help="signature, verify_token or api_token")] = "signature",
+    purpose: Annotated[
+        Literal["signature", "verify_token", "api_token"],
+        typer.Option(help="what it is for; an api_token is the sender's, so --secret gives it"),
+    ] = "signature",
     overlap_h: Annotated[float, typer.Option(help="hours for which the old secret stays valid", min=0)] = 24,
     format: FormatOption = Format.text,
 ) -> None:
@@ -196,11 +205,13 @@ def rotate(
     settings = WebSettings.read(os.environ)
     keyring = settings.secrets.need_keyring("secrets are stored sealed")
     given = _read(secret)
+    if given is None and purpose == "api_token":
+        raise Refused("a token of the sender's API cannot be made up here", hint="--secret - reads it from stdin")
     until = datetime.now(UTC) + timedelta(hours=overlap_h)
     with postgres.connect(settings.postgres.dsn, application_name="afluente channel rotate") as conn:
-        plain = given or channels.new_secret_of(conn, channel)
+        plain = channels.new_secret_of(conn, channel) if given is None else given
         channels.rotate(conn, keyring, channel, purpose, plain.encode(), until)
-    show({"id": str(channel), "old_valid_until": until} | ({} if given else {"secret": plain}), format)
+    show({"id": str(channel), "old_valid_until": until} | ({"secret": plain} if given is None else {}), format)
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -211,5 +222,9 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _read(value: str | None) -> str | None:
-    """An option's value; - is a line of stdin, so that a secret need not stand in the shell's history."""
-    return sys.stdin.readline().strip() if value == "-" else value
+    """An option's value; - is a line of stdin, so that a secret need not stand in the shell's history. Refused when
+    empty: a variable that is not set would leave a connection that nobody can sign for."""
+    text = sys.stdin.readline().strip() if value == "-" else value
+    if text is not None and not text.strip():
+        raise Refused("the secret is empty", hint="leave the option out where one may be made up")
+    return text

@@ -83,6 +83,9 @@ async def test_delivery_is_listed_and_replayed(run, database, clock):
     status, (listed,) = run("webhook", "list", "--source", "shopify", "--since", "2026-11-29T11:00:00")
     assert (status, listed["status"], listed["topic"]) == (0, "received", "orders/create")
     assert run("webhook", "list", "--status", "refused") == (0, [])
+    assert run("webhook", "list", "--status", "refusd")[0] == 2
+    assert [row["sender"] for row in run("webhook", "list", "--channel", added["id"])[1]] == ["shopify"]
+    assert run("webhook", "list", "--channel", listed["id"]) == (0, [])
     assert run("webhook", "replay", listed["id"]) == (0, [{"id": listed["id"], "events": 1, "problem": None}])
     # its POST: every part has been through
     assert run("webhook", "replay", listed["parent_id"])[0] == 3
@@ -129,6 +132,22 @@ def test_generic_sender_is_added_by_a_mapping_which_can_be_changed_but_not_its_n
     assert json.loads(here("mapping", "show", added["id"])[1]) == own
     names = {row["external_id"] for row in json.loads(here("list", "--format", "json")[1])}
     assert names == {"yampi", "yampi_outlet"}
+
+
+def test_secret_that_is_empty_or_not_ours_to_make_up_is_refused(here):
+    """As by a variable that is not set: one would be made up that nobody is shown."""
+    add = ("add", "hotmart", "--org", "Loja Azul", "--create-org", "--format", "json")
+    status, _, said = here(*add, "--secret", "")
+    assert (status, "is empty" in said) == (1, True)
+    status, out, _ = here(*add)
+    added = json.loads(out)["id"]
+    assert status == 0
+    status, _, said = here("rotate", added, "--secret", " ")
+    assert (status, "is empty" in said) == (1, True)
+    status, _, said = here("rotate", added, "--purpose", "api_token")
+    assert (status, "--secret" in said) == (1, True)
+    assert here("rotate", added, "--purpose", "password")[0] == 2
+    assert json.loads(here("list", "--format", "json")[1])[0]["valid_secrets"] == 1
 
 
 def test_settings_of_a_sender_are_checked_when_it_is_added(here):
