@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import typer
@@ -21,10 +21,14 @@ app.add_typer(webhook_out.app)
 @app.command("list")
 def list_(
     status: Annotated[
-        str | None,
-        typer.Option(help="received, processed, ignored, unrecognised, failed, unrouted, duplicate or refused"),
+        Literal["received", "processed", "ignored", "unrecognised", "failed", "unrouted", "duplicate", "refused"]
+        | None,
+        typer.Option(help="what became of them; unrouted: the sender named a shop, number or session of no connection"),
     ] = None,
-    source: Annotated[str | None, typer.Option(help="the sender, e.g. shopify")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="the sender: shopify, or the name in a generic one's mapping")
+    ] = None,
+    channel: Annotated[UUID | None, typer.Option(help="that came to the address of this connection")] = None,
     organization: Annotated[
         str | None, typer.Option("--org", help="only of this organization: its id, slug or name")
     ] = None,
@@ -47,6 +51,7 @@ def list_(
     parameters: dict[str, Any] = {
         "status": status,
         "source": source,
+        "channel_id": channel,
         "organization_id": None,
         "since": f"{since.isoformat()}+00:00" if since is not None and since.tzinfo is None else since,
         "limit": limit,
@@ -58,7 +63,7 @@ def list_(
             parameters["organization_id"] = organizations.identify(conn, organization)
         with conn.cursor(row_factory=dict_row) as cursor:
             rows = cursor.execute(sql.queries("webhook_events")["list"], parameters).fetchall()
-    show(rows, format, ["received_at", "id", "source", "topic", "status", "reason", "attempts"])
+    show(rows, format, ["received_at", "id", "sender", "topic", "status", "reason", "attempts"])
 
 
 @app.command()

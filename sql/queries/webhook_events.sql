@@ -119,12 +119,18 @@ UPDATE webhook_events
 
 -- name: list
 -- Deliveries for people, newest first. Parents stand for what was refused, repeated or not routed; children for the rest.
+-- `sender`: of a generic connection the name in its mapping.
 SELECT w.id, w.parent_id, w.organization_id, w.channel_id, w.source, w.topic, w.verification, w.status, w.reason, w.attempts,
-       w.received_at, w.processed_at, w.summary
+       w.received_at, w.processed_at, w.summary,
+       CASE WHEN w.source = 'generic' THEN COALESCE(c.external_id, w.source) ELSE w.source END AS sender
   FROM webhook_events w
+  LEFT JOIN channels c
+    ON c.id = w.channel_id
  WHERE (w.parent_id IS NOT NULL OR w.status IN ('unrouted', 'duplicate', 'refused') OR w.reason LIKE 'unrouted_parts:%%')
    AND (%(status)s::text IS NULL OR w.status = %(status)s)
-   AND (%(source)s::text IS NULL OR w.source = %(source)s)
+   AND (%(source)s::text IS NULL OR w.source = %(source)s
+        OR w.source = 'generic' AND c.external_id = %(source)s)
+   AND (%(channel_id)s::uuid IS NULL OR w.channel_id = %(channel_id)s)
    AND (%(organization_id)s::uuid IS NULL OR w.organization_id = %(organization_id)s)
    AND (%(since)s::timestamptz IS NULL OR w.received_at >= %(since)s)
  ORDER BY w.received_at DESC, w.id DESC
