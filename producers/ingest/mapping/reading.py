@@ -144,7 +144,7 @@ class Reading:
             moment = datetime.fromisoformat(text.strip())
             if moment.tzinfo is None:
                 moment = moment.replace(tzinfo=_zone(self.text(value.zone_from)) or _zone(value.zone))
-            return moment.astimezone(UTC)
+            return moments.told(moment.astimezone(UTC))
         except (ValueError, OverflowError):
             return None
 

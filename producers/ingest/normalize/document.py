@@ -64,8 +64,9 @@ class Document:
         return self.identifier(name) or self._malformed(name)
 
     def integer(self, name: str) -> int | None:
+        """A whole number that a double holds: a count, an amount in minor units. Ids are longer: `identifier`."""
         value = self.value.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53 else None
 
     def decimal(self, name: str) -> Decimal | None:
         """A number or a decimal text, exactly as written, to 20 decimals. Plain decimals only: no NaN, no 1e999."""

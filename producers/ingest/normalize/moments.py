@@ -15,13 +15,18 @@ _CLOCKS_APART = timedelta(minutes=5)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+def told(moment: datetime) -> datetime | None:
+    """The moment, unless it is one that stands for none: 0001-01-01, 9999-12-31. Not every reader holds those."""
+    return moment if 1900 <= moment.year <= 2200 else None
+
+
 def from_iso(text: str | None) -> datetime | None:
     """ISO 8601 with an offset, with or without its colon, or Z. A time without an offset is no time."""
     if not text:
         return None
     try:
         moment = datetime.fromisoformat(text.strip())
-        return moment.astimezone(UTC) if moment.tzinfo is not None else None
+        return told(moment.astimezone(UTC)) if moment.tzinfo is not None else None
     except (ValueError, OverflowError):  # the first and the last day of the calendar have no UTC in some zones
         return None
 
@@ -33,7 +38,7 @@ def from_epoch_s(value: Any) -> datetime | None:
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     try:
-        return _EPOCH + timedelta(seconds=value)
+        return told(_EPOCH + timedelta(seconds=value))
     except OverflowError:
         return None
 
@@ -46,7 +51,7 @@ def from_epoch_ms(value: Any) -> datetime | None:
         return None
     try:
         # By whole microseconds: through a float the last digit would be a guess.
-        return _EPOCH + timedelta(milliseconds=value)
+        return told(_EPOCH + timedelta(milliseconds=value))
     except OverflowError:
         return None
 
@@ -59,7 +64,8 @@ def from_epoch_long_s(value: Any) -> datetime | None:
             return None
         value = (high << 32) + (low & 0xFFFFFFFF)
     if isinstance(value, Decimal):
-        return from_epoch_ms(int(value * 1000)) if value.is_finite() and abs(value) < 10**12 else None
+        # Its size is looked at, not computed with: 1e999999999 is beyond any result.
+        return from_epoch_ms(int(value * 1000)) if value.is_finite() and value.adjusted() < 12 else None
     return from_epoch_s(value)
 
 
