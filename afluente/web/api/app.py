@@ -13,7 +13,8 @@ import re
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from uuid import UUID, uuid4
@@ -200,14 +201,11 @@ class Api:
         return Slice(row["granted"], row["level"])
 
     async def _run(self, request: Request, operation: Operation, key: Key, request_id: str) -> Answer:
-        if self._in_flight.total() >= MAX_IN_FLIGHT or self._in_flight[key.id] >= MAX_KEY_IN_FLIGHT:
-            raise Busy
-        self._in_flight[key.id] += 1
-        try:
-            with self._memory.of(key.id, each=bodies.MAX_KEY_BYTES, total=bodies.MAX_HELD_BYTES) as hold:
-                value = None
-                if operation.method == "POST":
-                    value = bodies.parse(await bodies.read(request, hold))
+        with self._memory.of(key.id, each=bodies.MAX_KEY_BYTES, total=bodies.MAX_HELD_BYTES) as hold:
+            body = await bodies.read(request, hold) if operation.method == "POST" else None
+            # Who sends slowly takes nobody's place: it is taken once the body is here.
+            with self._place(key):
+                value = None if body is None else bodies.parse(body)
                 call = self._call(request, operation, key, request_id, value)
                 try:
                     return await operation.run(call)
@@ -219,6 +217,15 @@ class Api:
                     if (problem := of_database(error)) is None:
                         raise
                     raise problem from None
+
+    @contextmanager
+    def _place(self, key: Key) -> Iterator[None]:
+        """One of the places for what is in flight. Raises Busy."""
+        if self._in_flight.total() >= MAX_IN_FLIGHT or self._in_flight[key.id] >= MAX_KEY_IN_FLIGHT:
+            raise Busy
+        self._in_flight[key.id] += 1
+        try:
+            yield
         finally:
             self._in_flight[key.id] -= 1
             if not self._in_flight[key.id]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from decimal import Decimal
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -170,6 +171,18 @@ async def test_one_key_does_not_keep_the_others_waiting(api, make_key, organizat
         assert (await api.of(make_key(organization).text).post("/v1/events", event())).status == 201
         conn.rollback()
     assert {task.status for task in await asyncio.gather(*held)} == {201}
+
+
+async def test_a_body_that_drips_takes_no_place(api, key, organization, monkeypatch):
+    monkeypatch.setattr(api_app, "MAX_IN_FLIGHT", 1)
+    where = urlsplit(api.url)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    head = f"POST /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: 1000\r\nExpect: 100-continue\r\n\r\n{{".encode())
+    assert b" 100 " in await asyncio.wait_for(reader.readline(), 10)  # it is being read
+    assert (await api.post("/v1/events", event())).status == 201
+    writer.close()
+    await writer.wait_closed()
 
 
 async def test_bodies_of_one_key_are_bounded_in_memory(api, make_key, organization, monkeypatch):
