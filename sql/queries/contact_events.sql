@@ -23,10 +23,10 @@ SELECT e.id, e.occurred_at, e.event_type, e.metric_name, m.category, e.value, e.
  LIMIT %(limit)s;
 
 -- name: count
--- How many they are, what they come to in each currency, when the first and the last happened; by what is asked for.
+-- How many they are, what they come to in each currency (decimals as text, as values are), when the first and the last happened; by what is asked for.
 SELECT g.what,
        sum(g.events)::bigint AS events,
-       jsonb_object_agg(g.currency, g.total) FILTER (WHERE g.total IS NOT NULL) AS totals,
+       jsonb_object_agg(g.currency, g.total::text) FILTER (WHERE g.total IS NOT NULL) AS totals,
        min(g.first_at) AS first_at,
        max(g.last_at) AS last_at
   FROM (SELECT CASE %(by)s::text

@@ -51,8 +51,9 @@ SELECT t.name
 
 -- name: metrics
 -- The summaries of a person, of all its ids together: what the stream application has folded up to now. Currencies are never
--- added up.
-SELECT s.metric_name, s.event_count AS events, s.first_event_at AS first_at, s.last_event_at AS last_at, s.totals
+-- added up; totals are decimals as text.
+SELECT s.metric_name, s.event_count AS events, s.first_event_at AS first_at, s.last_event_at AS last_at,
+       COALESCE((SELECT jsonb_object_agg(t.key, t.value) FROM jsonb_each_text(s.totals) t), '{}') AS totals
   FROM contact_metrics_summary_v s
  WHERE s.organization_id = %(organization_id)s
    AND s.contact_id = %(contact_id)s

@@ -117,7 +117,7 @@ def test_questions_have_the_right_answers(app, shop):
     assert {row["category"] for row in rows} == {"messaging"}
     (paid,) = contacts.counts(app, shop.mine, by=None, event_type="purchase_completed", limit=10)
     assert (paid["what"], paid["events"]) == (None, EVENTS // 30)
-    assert paid["totals"] == {"BRL": EVENTS // 60 * 10, "USD": EVENTS // 60 * 10}
+    assert paid["totals"] == dict.fromkeys(("BRL", "USD"), str(EVENTS // 60 * 10))
     by_metric = contacts.counts(app, shop.mine, by="metric", limit=10)
     assert [row["what"] for row in by_metric] == ["Message Received", "Order Placed", "Order Paid"]
     assert sum(row["events"] for row in by_metric) == EVENTS
@@ -168,7 +168,7 @@ def test_metrics_of_a_person_are_those_of_all_its_ids(app, shop):
     app.execute("SELECT merge_contacts(%s, %s, 'me', 'one person')", [bia, ana])
     with connections.act_for_sync(app, shop.mine, role="afluente_worker"):
         for contact, count, at, totals in (
-            (ana, 2, NOW, {"BRL": 10}),
+            (ana, 2, NOW, {"BRL": "9007199254740993.10"}),
             (bia, 3, NOW - timedelta(days=1), {"BRL": 5, "USD": 7}),
         ):
             app.execute(
@@ -185,7 +185,7 @@ def test_metrics_of_a_person_are_those_of_all_its_ids(app, shop):
     assert (shown["id"], shown["merged_ids"]) == (ana, [bia])
     (metric,) = shown["metrics"]
     assert (metric["events"], metric["first_at"], metric["last_at"]) == (5, NOW - timedelta(days=1), NOW)
-    assert metric["totals"] == {"BRL": 15, "USD": 7}
+    assert metric["totals"] == {"BRL": "9007199254740998.10", "USD": "7"}
     # found by index, and the merged one has none of its own any more
     view = "contact_metrics_summary_v WHERE organization_id = %s AND contact_id = %s"
     assert app.execute(f"SELECT * FROM {view}", [shop.mine, bia]).fetchall() == []
