@@ -121,9 +121,10 @@ def create(
       {"type": "schedule", "cron": "0 9 * * mon-fri", "audience": "contacts" | {"tag": T}}
     \b
     Steps
-      send_message(body) send_template(template, language, parameters) add_tag(tag) remove_tag(tag)
-      close_conversation(note) ai_respond(instructions) call_webhook(url, headers, data, on_error)
-      wait(for: 2h | until: 09:00, 2026-12-24T09:00)
+      send_message(body, channel) send_template(template, language, parameters, channel) add_tag(tag) remove_tag(tag)
+      close_conversation(note) ai_respond(instructions, channel) call_webhook(url, headers, data, on_error)
+      wait(for: 10s, 2h, 1d12h | until: 09:00, 2026-12-24T09:00)
+    channel: id of a WhatsApp connection; left out: that of the contact's conversation, else the only one there is
     \b
     Fields: event.value event.currency event.properties.* contact.name contact.tags message.text webhook.body.* ...
     Ops: eq ne gt gte lt lte in not_in contains not_contains starts_with ends_with exists
@@ -292,7 +293,7 @@ def runs(
 @app.command("test")
 def try_(
     automation: Annotated[str, typer.Argument(metavar="AUTOMATION|FILE", help="its id or name, or a definition")],
-    event: Annotated[UUID | None, typer.Option(help="try it against this event of event_log")] = None,
+    event: Annotated[UUID | None, typer.Option(help="try it against this event, or contact event, by its id")] = None,
     payload: Annotated[
         str | None, typer.Option(help="or against a payload that you make up: a file of JSON, or - for stdin")
     ] = None,

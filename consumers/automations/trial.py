@@ -45,12 +45,16 @@ class Tried:
 
 
 async def find_event(conn: AsyncConnection[Any], event_id: UUID) -> Event:
-    """An event of event_log. Refused when it is not there (any more)."""
+    """An event of event_log, or that of a contact event, by its id. Refused when it is not there (any more)."""
     async with conn.cursor(row_factory=dict_row) as cursor:
-        row = await (await cursor.execute(_SQL["event"], {"event_id": event_id})).fetchone()
-    if row is None:
-        raise Refused(f"there is no event {event_id} in event_log", hint="events older than 90 days are in the archive")
-    return Event(**row)
+        for query in ("event", "event_of_fact"):
+            row = await (await cursor.execute(_SQL[query], {"event_id": event_id})).fetchone()
+            if row is not None:
+                return Event(**row)
+    raise Refused(
+        f"there is no event {event_id} in event_log, and no contact event",
+        hint="`afluente contact-events list` shows ids; events older than 90 days are in the archive",
+    )
 
 
 def made_up(

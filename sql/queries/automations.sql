@@ -556,6 +556,24 @@ SELECT id, organization_id, event_type, entity_kind, entity_id, payload, metadat
   FROM event_log
  WHERE id = %(event_id)s;
 
+-- name: event_of_fact
+-- What was emitted when a contact event was recorded, made again from its row.
+SELECT e.id, e.organization_id, 'contact_event.recorded' AS event_type, 'contact' AS entity_kind,
+       e.contact_id AS entity_id,
+       jsonb_build_object(
+           'contact_event_id', e.id, 'contact_id', e.contact_id, 'contact_event_type', e.event_type,
+           'metric_name', e.metric_name, 'category', m.category, 'source_type', e.source_type, 'source', e.source,
+           'external_event_id', e.external_event_id, 'unique_event_id', e.unique_event_id, 'object_id', e.object_id,
+           'object_id_ref', e.object_id_ref, 'entity_type', e.entity_type, 'entity_id', e.entity_id,
+           'value', e.value::text, 'currency', e.currency, 'occurred_at', e.occurred_at, 'received_at', e.received_at,
+           'properties', e.properties) AS payload,
+       '{}'::jsonb AS metadata, e.created_at
+  FROM contact_events e
+  LEFT JOIN metrics m
+    ON m.organization_id = e.organization_id
+   AND m.id = e.metric_id
+ WHERE e.id = %(event_id)s;
+
 -- name: state
 SELECT state, reason FROM automation_runs WHERE id = %(run_id)s;
 

@@ -71,7 +71,7 @@ def test_the_life_of_an_automation(play, run):
     sealed = play.rows("SELECT name FROM automation_secrets ORDER BY 1")
     assert sealed == [("erp",), ("signing",)]
 
-    # tried, before it is switched on: whole, and nothing is kept
+    # tried, before it is switched on, by the event's id or by the fact's: whole, and nothing is kept
     play.channel()
     contact = play.contact()
     play.record(contact, value="250.00", fact="order_paid:1")
@@ -79,6 +79,10 @@ def test_the_life_of_an_automation(play, run):
     before = play.scalar("SELECT count(*) FROM event_log"), play.scalar("SELECT count(*) FROM automations")
     status, tried, _ = run("test", made["id"], "--event", event.id, "--format", "json")
     assert status == 0
+    fact = event.payload["contact_event_id"]
+    by_fact = run("test", made["id"], "--event", fact, "--format", "json")[1]
+    assert {**by_fact, "steps": []} == {**tried, "steps": []}
+    assert [step["state"] for step in by_fact["steps"]] == [step["state"] for step in tried["steps"]]
     assert (tried["triggered"], tried["holds"], tried["state"], tried["contact_id"]) == (
         True,
         True,
