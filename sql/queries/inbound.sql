@@ -119,12 +119,20 @@ ON CONFLICT (organization_id, kind, source, value) DO UPDATE
 RETURNING contact_id;
 
 -- name: set_phone
+-- The number that a person changed to, unless it has changed on since.
 UPDATE contacts
    SET phone_e164 = %(phone)s,
        updated_at = clock_timestamp()
  WHERE organization_id = %(organization_id)s
    AND id = %(contact_id)s
-   AND phone_e164 IS DISTINCT FROM %(phone)s;
+   AND phone_e164 IS DISTINCT FROM %(phone)s
+   AND NOT EXISTS (
+       SELECT
+         FROM contact_events e
+        WHERE e.organization_id = %(organization_id)s
+          AND e.contact_id = ANY (afluente.contact_ids(%(organization_id)s, %(contact_id)s))
+          AND e.external_event_id LIKE 'number_changed:%%'
+          AND e.occurred_at >= %(at)s);
 
 -- name: set_subscriber_state
 -- The newest word of the person counts, and is the one that later ones are measured by, also when it says what was said
@@ -162,7 +170,8 @@ SELECT record_contact_event(
     metadata          => %(metadata)s);
 
 -- name: upsert_order
--- No row when a newer state is stored already. A contact, once known, stays; of the times of what happened the first counts.
+-- No row when a newer state is stored already, or one of the same moment that is further: shops count whole seconds. A
+-- contact, once known, stays; of the times of what happened the first counts.
 INSERT INTO orders AS o (
     organization_id, contact_id, channel_id, source, external_id, ns_order_id, order_number, status, financial_status,
     fulfillment_status, total_cents, currency, payment_method, cancel_reason, tracking, placed_at, paid_at, cancelled_at,
@@ -189,7 +198,15 @@ ON CONFLICT (organization_id, source, external_id) DO UPDATE
         fulfilled_at = LEAST(o.fulfilled_at, excluded.fulfilled_at),
         source_updated_at = excluded.source_updated_at,
         updated_at = clock_timestamp()
-  WHERE o.source_updated_at IS NULL OR o.source_updated_at <= excluded.source_updated_at
+  WHERE o.source_updated_at IS NULL
+     OR (o.source_updated_at,
+         array_position('{pending,authorized,partially_paid,paid,partially_refunded,refunded,voided}', o.financial_status),
+         array_position('{open,closed,cancelled}', o.status),
+         array_position('{unfulfilled,partial,fulfilled}', o.fulfillment_status))
+     <= (excluded.source_updated_at,
+         array_position('{pending,authorized,partially_paid,paid,partially_refunded,refunded,voided}', excluded.financial_status),
+         array_position('{open,closed,cancelled}', excluded.status),
+         array_position('{unfulfilled,partial,fulfilled}', excluded.fulfillment_status))
 RETURNING id, contact_id;
 
 -- name: older_order
@@ -434,6 +451,13 @@ UPDATE channels
  WHERE organization_id = %(organization_id)s
    AND id = %(channel_id)s
    AND status <> 'uninstalled';
+
+-- name: is_emitted
+-- Whether an event of this key was emitted before, and is remembered.
+SELECT event_id
+  FROM event_idempotency
+ WHERE organization_id = %(organization_id)s
+   AND key = %(key)s;
 
 -- name: alert
 -- One open alert for each cause.

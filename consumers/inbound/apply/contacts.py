@@ -122,10 +122,11 @@ class Contacts:
             return
         is_phone = new.kind == "phone"
         if is_phone:
-            await self._writing.execute("set_phone", contact_id=contact_id, phone=new.value)
+            await self._writing.execute("set_phone", contact_id=contact_id, phone=new.value, at=fact.occurred_at)
         await self._events.record(
             contact_id,
-            fact=f"{'number' if is_phone else 'user_id'}_changed:{contact_id}:{new.value}",
+            # Named by what happened, and not by our contact: that may be another one by the time it is told again.
+            fact=f"{'number' if is_phone else 'user_id'}_changed:{new.value}:{fact.occurred_at:%Y%m%dT%H%M%S}",
             event_type=None,
             metric="Contact Updated",
             occurred_at=fact.occurred_at,

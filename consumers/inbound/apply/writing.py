@@ -84,6 +84,10 @@ class Writing:
         entity_id: UUID | None = None,
         idempotency_key: str | None = None,
     ) -> None:
+        """With a key: once, as the first delivery said it. What is told again may differ by now, by a merge or an edit,
+        and is the same fact all the same."""
+        if idempotency_key is not None and await self.one("is_emitted", key=idempotency_key) is not None:
+            return
         await self.ctx.emit(
             event_type, entity_kind=entity_kind, entity_id=entity_id, payload=payload, idempotency_key=idempotency_key
         )

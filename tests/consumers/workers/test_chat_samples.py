@@ -123,7 +123,7 @@ async def test_samples_leave_their_rows_and_again_nothing_and_in_another_order_t
         ("Message Delivered", "delivered:true_3EB0E62EC94C6C01256AE4", ana),
         ("Message Read", "read:true_762036E1EF0CEA7232ACD90A28BDE917", ana),
         ("Message Failed", "failed:wamid.HBgNNTUyMTkwMDAyMDAwMhUCABEYFDdBNTBEMjhBOTI5REJDRkQzMTNEAA==", bruno),
-        ("Contact Updated", "number_changed:+5511900010099", ana),
+        ("Contact Updated", "number_changed:+5511900010099:20250730T045515", ana),
     }
     changes = [(row["kind"], row["details"]) for row in plain["message_events"] if row["source"] == "waha"]
     assert ("edited", {"type": "text", "body": "Oi, quero o plano pro"}) in changes

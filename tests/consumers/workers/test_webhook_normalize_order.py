@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from afluente import postgres
 from consumers import Delivery
 from tests.consumers.workers.normalizing import Inbound
 from tests.consumers.workers.test_webhook_normalize_whatsapp import ANA, NUMBER, play, post, status, text
@@ -102,3 +103,71 @@ async def test_status_at_the_same_moment_as_its_message_counts(inbound, channel,
     assert inbound.rows("SELECT status FROM messages") == [{"status": "delivered"}]
     assert inbound.emitted() == ["contact.created", "conversation.opened", "message.sent", "message.delivered"]
     assert "delivered:ours" in inbound.facts()
+
+
+@pytest.fixture
+def shop(inbound, organization):
+    return inbound.channel("shopify", organization, external_id="loja.myshopify.com")
+
+
+async def shopify(inbound, shop, topic, body):
+    await inbound.shopify(shop, topic, body, **{"X-Shopify-Shop-Domain": "loja.myshopify.com"})
+    await inbound.work()
+
+
+async def test_states_of_one_moment_end_in_the_furthest(inbound, shop):
+    """A shop's clock has whole seconds: placed and paid within one are told apart by nothing else."""
+    at = "2026-11-14T20:00:00-03:00"
+    placed = {
+        "currency": "BRL", "total_price": "10.00", "created_at": at, "updated_at": at, "financial_status": "pending",
+        "line_items": [{"id": 1, "title": "Caneca", "quantity": 1, "price": "10.00"}],
+    }  # fmt: skip
+    paid = placed | {"financial_status": "paid"}
+    shipped = paid | {"fulfillment_status": "fulfilled"}
+    for order_id, states in enumerate(itertools.permutations((placed, paid, shipped)), start=1):
+        for state in states:
+            await inbound.shopify(
+                shop, "orders/updated", state | {"id": order_id}, **{"X-Shopify-Shop-Domain": "loja.myshopify.com"}
+            )
+    await inbound.work()
+    assert inbound.rows("SELECT count(*), financial_status, fulfillment_status FROM orders GROUP BY 2, 3") == [
+        {"count": 6, "financial_status": "paid", "fulfillment_status": "fulfilled"}
+    ]
+
+
+async def test_request_that_comes_again_after_a_merge_is_the_same_request(inbound, shop, channel, organization):
+    request = {
+        "shop_id": 1, "shop_domain": "loja.myshopify.com", "orders_requested": [],
+        "customer": {"id": 7, "email": "ana@x.com", "phone": None}, "data_request": {"id": 9},
+    }  # fmt: skip
+    await shopify(inbound, shop, "customers/create", {"id": 7, "email": "ana@x.com", "first_name": "Ana"})
+    await play(inbound, channel, post([text("w1")]))
+    await shopify(inbound, shop, "customers/data_request", request)
+    with postgres.connect(inbound.database.url) as conn, postgres.act_for_sync(conn, organization):
+        conn.execute(
+            "SELECT merge_contacts(max(id::text) FILTER (WHERE email IS NOT NULL)::uuid,"
+            " max(id::text) FILTER (WHERE email IS NULL)::uuid, 'ana', 'one person') FROM contacts"
+        )
+    await shopify(inbound, shop, "customers/data_request", request)
+    assert inbound.emitted().count("lgpd.data_request_received") == 1
+
+
+def moved(wamid, old, new, at):
+    said = {"from": old, "id": wamid, "timestamp": str(at), "type": "system"}
+    system = {"type": "user_changed_number", "wa_id": new, "body": "changed"}
+    return post([said | {"system": system}])
+
+
+async def test_number_that_was_left_does_not_come_back(inbound, channel):
+    """The change before the last one, told again."""
+    first, second, third = ANA, "5511900010002", "5511900010003"
+    await play(inbound, channel, post([text("w1")]), moved("c1", first, second, 1_700_000_100))
+    await play(inbound, channel, moved("c2", second, third, 1_700_000_200))
+    await play(inbound, channel, moved("c1-again", first, second, 1_700_000_100))
+    assert inbound.rows("SELECT phone_e164 FROM contacts") == [{"phone_e164": f"+{third}"}]
+    # and back to the first: a change of its own
+    await play(inbound, channel, moved("c3", third, first, 1_700_000_300))
+    assert inbound.rows("SELECT phone_e164 FROM contacts") == [{"phone_e164": f"+{first}"}]
+    assert [fact.split(":")[1] for fact in inbound.facts() if fact.startswith("number_changed:")] == [
+        f"+{second}", f"+{third}", f"+{first}",
+    ]  # fmt: skip
