@@ -6,9 +6,11 @@ stored is read again with the same outcome, so checks are only ever loosened.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -24,6 +26,7 @@ from schemas.contact_events import (
 
 MAX_STEPS = 50
 MAX_BODY = 4096
+MAX_BYTES, MAX_DATA_DEPTH = 128 * 1024, 30
 SIGNING = "signing"
 
 # Events of the bus that may start an automation besides contact events: those that the catalogue gives to automations.
@@ -244,6 +247,7 @@ class CallWebhook(_Step):
     def _callable(self) -> CallWebhook:
         if not re.match(r"https?://[^/\s]", self.url):
             raise ValueError("the url begins with https:// (or http://, where that is called)")
+        urlsplit(self.url)  # its host is asked for when the step runs: raises ValueError for "http://[::1"
         for name, value in self.headers.items():
             lower = name.lower()
             if not _HEADER.match(name):
@@ -252,6 +256,8 @@ class CallWebhook(_Step):
                 raise ValueError(f"the header {name} is ours to set")
             if isinstance(value, str) and not _HEADER_VALUE.match(value):
                 raise ValueError(f"the header {name} has a value that is not one line of printable ASCII")
+        if _depth(self.data) > MAX_DATA_DEPTH:
+            raise ValueError(f"the data is nested deeper than {MAX_DATA_DEPTH} levels")
         for found in _texts(self.data):
             _without_links(found)
         return self
@@ -334,6 +340,12 @@ def read(raw: Any) -> Definition:
     if not isinstance(raw, Mapping):
         raise BadDefinition([("", "a definition is an object with name, trigger and steps")])
     try:
+        size = len(json.dumps(raw, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        raise BadDefinition([("", "is no JSON that can be kept: it holds NaN or is nested too deeply")]) from None
+    if size > MAX_BYTES:
+        raise BadDefinition([("", f"is {size} bytes long; at most {MAX_BYTES}")])
+    try:
         return Definition.model_validate(raw)
     except ValidationError as error:
         problems = []
@@ -361,6 +373,15 @@ def _place(location: tuple[int | str, ...]) -> str:
         elif part not in ("str", "Secret", "Audience") and "[" not in part:
             place += f".{part}" if place else part
     return place
+
+
+def _depth(value: Any) -> int:
+    """How deep lists and objects stand in each other."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, Mapping | list)]:
+        depth += 1
+        level = [inner for each in level for inner in (each.values() if isinstance(each, Mapping) else each)]
+    return depth
 
 
 def _texts(value: Any) -> Iterator[str]:

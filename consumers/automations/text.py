@@ -4,7 +4,8 @@
     {{ contact.first_name | cliente }}     the words after the bar when it is unknown
     {{ link: https://loja.example/oferta }}   a tracked link to that address, the contact's own
 
-What must stay true: what is filled in is not looked at again, so no text of a stranger's becomes a place.
+What must stay true: what is filled in is not looked at again, so no text of a stranger's becomes a place; and it is
+bounded, whatever it is and however often it stands there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 from consumers.automations import conditions
 
 MAX_URL = 2048
+# Letters filled in, in all places together: as many fit into an event, however they are escaped.
+MAX_FILLED = 40_000
 _PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]{1,100}){0,20}\Z")
 # The same as the CHECK of tracked_links.url: what goes into a header as it stands.
 _LINK = re.compile(r"https://[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?([/?#][!#-;=?-\[\]_a-z~]*)?\Z")
@@ -81,12 +84,28 @@ def links(text: str) -> list[str]:
 
 
 def fill(text: str, facts: Mapping[str, Any], link: Callable[[str], str]) -> str:
-    """The text with its places filled in. `link` gives the tracked link to an address."""
+    """The text with its places filled in, as far as `MAX_FILLED` goes. `link` gives the tracked link to an address."""
+    return _fill(text, facts, link, _Room())
+
+
+@dataclass
+class _Room:
+    """What may still be filled in."""
+
+    left: int = MAX_FILLED
+
+    def take(self, text: str) -> str:
+        taken = text[: self.left]
+        self.left -= len(taken)
+        return taken
+
+
+def _fill(text: str, facts: Mapping[str, Any], link: Callable[[str], str], room: _Room) -> str:
     filled = []
     for part in parse(text):
         match part:
             case Field():
-                filled.append(_shown(facts, part))
+                filled.append(room.take(_shown(facts, part)))
             case Link():
                 filled.append(link(part.url))
             case _:
@@ -95,14 +114,18 @@ def fill(text: str, facts: Mapping[str, Any], link: Callable[[str], str]) -> str
 
 
 def fill_all(value: Any, facts: Mapping[str, Any]) -> Any:
-    """JSON with the texts in it filled in; links have no place there."""
+    """JSON with the texts in it filled in, as far as `MAX_FILLED` goes for all; links have no place there."""
+    return _fill_all(value, facts, _Room())
+
+
+def _fill_all(value: Any, facts: Mapping[str, Any], room: _Room) -> Any:
     match value:
         case str():
-            return fill(value, facts, lambda url: url)
+            return _fill(value, facts, lambda url: url, room)
         case Mapping():
-            return {name: fill_all(each, facts) for name, each in value.items()}
+            return {name: _fill_all(each, facts, room) for name, each in value.items()}
         case list():
-            return [fill_all(each, facts) for each in value]
+            return [_fill_all(each, facts, room) for each in value]
     return value
 
 

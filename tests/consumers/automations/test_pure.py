@@ -141,6 +141,14 @@ def test_texts_are_filled_once_and_unknown_fields_leave_their_words():
     assert filled == "{{ contact.secret }}|amiga|a, b|1.50|<https://a.example/x?y=1>"
 
 
+def test_what_is_filled_in_is_bounded_however_often_it_stands_there():
+    facts = {"a": "x" * 200_000}
+    filled = text.fill("{{ a }}" * 100 + "{{ link: https://a.example/ }}!", facts, lambda url: f"<{url}>")
+    assert filled == "x" * text.MAX_FILLED + "<https://a.example/>!"
+    data = text.fill_all({"a": ["{{ a }}"] * 3, "b": 1}, facts)
+    assert [len(each) for each in data["a"]] == [text.MAX_FILLED, 0, 0]
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -277,6 +285,14 @@ def test_every_trigger_type_of_the_seed_is_one():
             "steps[0]",
             "one line",
         ),
+        ({"steps": [{"type": "call_webhook", "url": "http://[::1"}]}, "steps[0]", "Invalid IPv6 URL"),
+        (
+            {"steps": [{"type": "call_webhook", "url": "https://x", "data": json.loads("[" * 40 + "]" * 40)}]},
+            "steps[0]",
+            "nested deeper",
+        ),
+        ({"conditions": {"field": "a", "op": "in", "value": ["x" * 1000] * 200}}, "", "bytes long"),
+        ({"conditions": {"field": "a", "op": "eq", "value": float("nan")}}, "", "NaN"),
     ],
 )
 def test_what_could_never_work_is_refused_with_its_place(over, place, word):
