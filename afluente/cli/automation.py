@@ -21,6 +21,7 @@ from uuid import UUID
 
 import typer
 
+from afluente.cli import files
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
 
@@ -138,7 +139,7 @@ def create(
 
     from consumers.automations import book
 
-    source = _read(file)
+    source = files.read_json(file)
     _check_calls(source)
     with _connected() as conn:
         organization_id = _organization(conn, organization)
@@ -167,7 +168,7 @@ def edit(
 
     from consumers.automations import book
 
-    source = _read(file)
+    source = files.read_json(file)
     _check_calls(source)
     with _connected() as conn:
         found = book.find(conn, automation, _organization(conn, organization))
@@ -324,11 +325,11 @@ def try_(
     with _connected() as conn:
         organization_id = _organization(conn, organization)
         if Path(automation).is_file() or automation == "-":
-            source = _read(automation)
+            source = files.read_json(automation)
         else:
             found = book.find(conn, automation, organization_id)
             source, organization_id = found["definition"], found["organization_id"]
-    made_up = None if payload is None else _read(payload)
+    made_up = None if payload is None else files.read_json(payload)
 
     async def attempt() -> trial.Tried:
         async with await postgres.connect_async(
@@ -410,20 +411,6 @@ def _say_written(written: Any, format: Format) -> None:
         say("its calls are signed with that secret, which is not shown again")
     for name in written.unset:
         say(f"next: afluente automation secret {written.id} {name} < FILE    (a header asks for it)")
-
-
-def _read(file: str) -> Any:
-    """JSON from a file or stdin. Refused, with the place, when it is none."""
-    from afluente.errors import Refused
-
-    try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"{file} cannot be read: {error}") from None
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise Refused(f"{'stdin' if file == '-' else file} is not JSON: {error}") from None
 
 
 def _check_calls(source: Any) -> None:

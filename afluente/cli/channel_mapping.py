@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 
+from afluente.cli import files
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
 from afluente.errors import Refused
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from producers.ingest.normalize.facts import Fact, Normalized, Person
 
 app = typer.Typer(help="See, check and change the mappings of generic senders.", no_args_is_help=True)
-
-MAX_FILE_BYTES = 3 * 1024 * 1024
 
 
 @app.command("list")
@@ -165,7 +162,7 @@ def _mapping(name: str) -> dict[str, Any]:
     try:
         channel_id = UUID(name)
     except ValueError:
-        given = _json(name)
+        given = files.read_json(name, f"a file, or one of the shipped mappings: {', '.join(mapping.examples())}")
     else:
         return _of_connection(channel_id)
     if not isinstance(given, dict):
@@ -183,34 +180,13 @@ def _of_connection(channel_id: UUID) -> dict[str, Any]:
         return channels.mapping_of(conn, channel_id)
 
 
-def _json(name: str) -> Any:
-    try:
-        return json.loads(_bytes(name))
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"{name} is not JSON: {error}") from None
-
-
-def _bytes(name: str) -> bytes:
-    """A file's bytes, or stdin's."""
-    from producers.ingest import mapping
-
-    try:
-        data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        hint = f"a file, or one of the shipped mappings: {', '.join(mapping.examples())}"
-        raise Refused(f"{name}: {error.strerror or error}", hint=hint) from None
-    if len(data) > MAX_FILE_BYTES:
-        raise Refused(f"{name} is longer than {MAX_FILE_BYTES} bytes")
-    return data
-
-
-def _payloads(name: str, files: list[str]) -> Iterator[tuple[str, bytes]]:
+def _payloads(name: str, given: list[str]) -> Iterator[tuple[str, bytes]]:
     """Payloads by their names: the files', or the shipped mapping's own."""
     from producers.ingest import mapping
 
-    for file in files:
-        yield file, _bytes(file)
-    if not files and name in mapping.examples():
+    for file in given:
+        yield file, files.read(file)
+    if not given and name in mapping.examples():
         for sample, payload in mapping.samples(name).items():
             yield sample, json.dumps(payload, ensure_ascii=False).encode()
 

@@ -8,7 +8,6 @@ Keys of the JSON: list `id, name, phone, email, subscriber_state, source, create
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ import typer
 
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
+from afluente.cli.who import agree, who
 
 app = typer.Typer(help="Find, show and merge contacts.", no_args_is_help=True)
 
@@ -146,13 +146,12 @@ def merge(
       afluente contact merge 0199b2a4-... --into 0199b2a5-... --org "Loja Azul" --reason "same phone" --dry-run
       afluente contact merge 0199b2a4-... --into 0199b2a5-... --org "Loja Azul" --reason "same phone" --yes
     """
-    from afluente.cli.who import who
     from producers import contacts
 
     with acting(organization, "merge", keep=False) as (conn, _):
         found = {"applied": False, **contacts.merge(conn, contact, into, actor=who(), reason=reason)}
     if found["merged"] and not dry_run:
-        _agree(f"merge {contact} into {found['contact_id']}, with {_words(found['moved'])}?", yes)
+        agree(f"merge {contact} into {found['contact_id']}, with {_words(found['moved'])}?", yes)
         with acting(organization, "merge") as (conn, _):
             found = {"applied": True, **contacts.merge(conn, contact, into, actor=who(), reason=reason)}
     show(found, format)
@@ -181,14 +180,3 @@ def acting(organization: str, command: str, *, keep: bool = True) -> Iterator[tu
         organization_id = organizations.find(conn, organization)
         with conn.transaction(force_rollback=not keep), postgres.act_for_sync(conn, organization_id):
             yield conn, organization_id
-
-
-def _agree(question: str, yes: bool) -> None:
-    if yes:
-        return
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        say(f"{question} Nobody is there to answer: add --yes, or --dry-run to see it")
-        raise typer.Exit(Exit.USAGE)
-    if not typer.confirm(question, err=True):
-        say("nothing done")
-        raise typer.Exit(Exit.FAILED)

@@ -6,17 +6,16 @@ Keys of the JSON: `event_id, event_type, organization_id, entity_kind, entity_id
 from __future__ import annotations
 
 import difflib
-import json
 import os
-import sys
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
+from afluente.cli import files
 from afluente.cli.output import Format, FormatOption, say, show
+from afluente.errors import Refused
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -138,19 +137,11 @@ def _entity(entity: str | None, event_type: str) -> tuple[str, UUID | None]:
 
 
 def _payload(text: str) -> dict[str, Any]:
-    def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is no JSON number")
-
     try:
-        if text == "-":
-            text = sys.stdin.read()
-        elif text.startswith("@"):
-            text = Path(text[1:]).read_text("utf-8")
-        value = json.loads(text, parse_constant=refuse)
-    except OSError as error:
-        raise typer.BadParameter(f"cannot read {text[1:]}: {error.strerror}", param_hint="--payload") from None
-    except ValueError as error:
-        raise typer.BadParameter(f"not JSON: {error}", param_hint="--payload") from None
+        is_file = text == "-" or text.startswith("@")
+        value = files.as_json(files.read(text.removeprefix("@")) if is_file else text, "it")
+    except Refused as error:
+        raise typer.BadParameter(str(error), param_hint="--payload") from None
     if not isinstance(value, dict):
         raise typer.BadParameter(f"must be a JSON object, not {type(value).__name__}", param_hint="--payload")
     return value

@@ -7,9 +7,7 @@ consecutive_failures, last_error, last_success_at, created_at`; enable gives `id
 
 from __future__ import annotations
 
-import getpass
 import os
-import sys
 from datetime import timedelta
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +18,7 @@ import typer
 
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
+from afluente.cli.who import agree, who
 
 if TYPE_CHECKING:
     from afluente.settings import SubscriptionSettings
@@ -215,8 +214,8 @@ def recover(
             )
             say("this was a dry run: nothing was done")
             return
-        _agree(f"deliver {len(letters):,} dead letters of this subscription again?", yes)
-        done = dead_letters.reprocess(conn, kafka, letters, actor=getpass.getuser(), reason=reason, now=now)
+        agree(f"deliver {len(letters):,} dead letters of this subscription again?", yes)
+        done = dead_letters.reprocess(conn, kafka, letters, actor=who(), reason=reason, now=now)
     show({"applied": True, "count": len(done.done), "ids": done.done, "failed": done.failed}, format)
     if done.failed:
         raise typer.Exit(Exit.PARTLY if done.done else Exit.FAILED)
@@ -234,17 +233,6 @@ def _near_network(url: str) -> str | None:
         return "127.0.0.0/8" if address.version == 4 else "::1/128"
     # link-local is where cloud machines keep their credentials: nothing to advise
     return f"{address}/{address.max_prefixlen}" if address.is_private and not address.is_link_local else None
-
-
-def _agree(question: str, yes: bool) -> None:
-    if yes:
-        return
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        say(f"{question} Nobody is there to answer: add --yes, or --dry-run to see them")
-        raise typer.Exit(Exit.USAGE)
-    if not typer.confirm(question, err=True):
-        say("nothing done")
-        raise typer.Exit(Exit.FAILED)
 
 
 def _read() -> SubscriptionSettings:

@@ -49,7 +49,7 @@ def run(database, monkeypatch, capsys):
     monkeypatch.setenv("AFLUENTE_SECRETS_KEY", Keyring.generate("test"))
 
     def run(*arguments, stdin=""):
-        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main(["automation", *(str(argument) for argument in arguments)])
@@ -146,7 +146,7 @@ def test_the_life_of_an_automation(play, run):
             1,
             "steps[0].url: would never be called: the address is not public (link-local)",
         ),
-        (("create", "nowhere.json", "--org", "ORG"), "", 1, "nowhere.json cannot be read"),
+        (("create", "nowhere.json", "--org", "ORG"), "", 1, "cannot read nowhere.json"),
         (("show", "nobody"), "", 3, "there is no automation 'nobody'"),
         (("test", "nobody", "--payload", "-"), "{}", 3, "there is no automation"),
         (("test", "nobody"), "", 2, "--event or --payload"),

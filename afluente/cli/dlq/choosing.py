@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from uuid import UUID
 
 import typer
 
+from afluente.cli import who
 from afluente.cli.exits import Exit
 from afluente.cli.output import say
 from afluente.errors import AfluenteError, Unavailable
@@ -275,20 +275,10 @@ def agree(action: str, letters: list[AnyLetter], yes: bool, reason: str) -> str:
 
 
 def confirm(question: str, yes: bool, reason: str, *, typed: str | None = None) -> str:
-    """Nobody there to answer: exit 2, nothing done. `typed`: what the person has to type to agree."""
-    if not yes:
-        if not is_interactive():
-            say(f"{question} Nobody is there to answer: add --yes, or --dry-run to see them")
-            raise typer.Exit(Exit.USAGE)
-        if typed is not None:
-            agreed = typer.prompt(f"{question} Type {typed} to confirm", default="", err=True) == typed
-        else:
-            agreed = typer.confirm(question, err=True)
-        if not agreed:
-            say("nothing done")
-            raise typer.Exit(Exit.FAILED)
-        if not reason.strip():
-            reason = typer.prompt("why, for the audit log", err=True)
+    """Ask as `who.agree` does, and for the reason when none is given. Returns the reason."""
+    who.agree(question, yes, typed=typed)
+    if not yes and not reason.strip():
+        reason = typer.prompt("why, for the audit log", err=True)
     return required_reason(reason)
 
 
@@ -297,10 +287,6 @@ def required_reason(reason: str) -> str:
     if not reason.strip():
         raise typer.BadParameter("--reason: say why, for the audit log")
     return checked_text(reason, "--reason")
-
-
-def is_interactive() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def organizations_of(letters: list[AnyLetter]) -> int:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afluente.cli.dlq.choosing import DryRun, Reason, Yes, checked_text, confirm, connect, is_interactive, named
+from afluente.cli import files
+from afluente.cli.dlq.choosing import DryRun, Reason, Yes, checked_text, confirm, connect, named
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
 from afluente.cli.registry import use_registry
-from afluente.cli.who import who
+from afluente.cli.who import is_interactive, who
+from afluente.errors import Refused
 
 if TYPE_CHECKING:
     from consumers.dead_letters.editing import Edition
-
-MAX_FILE_BYTES = 2 * 1024 * 1024
 
 
 def edit(
@@ -60,7 +58,6 @@ def edit(
       afluente dlq edit ID --payload-file mended.json --reason "rebuilt from the order"
       afluente dlq edit rag-indexer-worker@events.kb/3/1207 --value-file record.bin --reason "framing was lost"
     """
-    from afluente.errors import Refused
     from afluente.settings import KafkaSettings
     from consumers import dead_letters
     from consumers.dead_letters import editing
@@ -133,34 +130,23 @@ def _change(set_: list[str], unset: list[str], payload_file: str | None) -> Any:
 
 def _value(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        return files.as_json(text, "the value")
+    except Refused:
         return text
-
-
-def _json(data: bytes) -> Any:
-    try:
-        return json.loads(data.decode(), parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise typer.BadParameter(f"--payload-file is not JSON in UTF-8: {str(error)[:200]}") from None
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _read(path: str, option: str) -> bytes:
     try:
-        if path == "-":
-            data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-        else:
-            with Path(path).open("rb") as file:
-                data = file.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"{option} {path}: {error}") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise typer.BadParameter(f"{option} {path}: more than {MAX_FILE_BYTES:,} bytes")
-    return data
+        return files.read(path)
+    except Refused as error:
+        raise typer.BadParameter(f"{option}: {error}") from None
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return files.as_json(data, "--payload-file")
+    except Refused as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _agree(edition: Edition, yes: bool, reason: str) -> str:

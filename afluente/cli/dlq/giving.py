@@ -23,14 +23,13 @@ from afluente.cli.dlq.choosing import (
     connect,
     divided,
     filtered,
-    is_interactive,
     organizations_of,
     paced,
 )
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
 from afluente.cli.registry import use_registry
-from afluente.cli.who import who
+from afluente.cli.who import is_interactive, who
 
 if TYPE_CHECKING:
     from afluente.cli.dlq.choosing import AnyLetter

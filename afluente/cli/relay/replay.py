@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import math
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
 from afluente.cli.progress import bar
 from afluente.cli.registry import use_registry
+from afluente.cli.who import agree, who
 from afluente.signals import stopped_by_signals
 
 if TYPE_CHECKING:
@@ -237,7 +236,7 @@ def _begin(
             {
                 "id": replay_id,
                 "arguments": orjson.dumps(arguments).decode(),
-                "actor": getpass.getuser()[:255],
+                "actor": who()[:255],
                 "reason": reason[:1_000],
             },
         ).fetchone()
@@ -388,24 +387,13 @@ def _require_known(plan: Plan, again: bool) -> None:
 
 
 def _agree(plan: Plan, wanted: Selection, to: str, again: bool, yes: bool) -> None:
-    if yes:
-        return
     total, organizations = plan.total, len(plan.organizations)
     question = (
         f"replay {plan.events:,} event{'s' * (plan.events != 1)} of {organizations:,} organization"
         f"{'s' * (organizations != 1)} to {to}, from the {wanted.source}: {total.to_do:,} to do, {total.done:,} done"
         f" already{' and done again' if again else ''}?"
     )
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        say(f"{question} Nobody is there to answer: add --yes, or --dry-run to see them")
-        raise typer.Exit(Exit.USAGE)
-    if again:
-        agreed = typer.prompt(f"{question} Type {to} to confirm", default="", err=True) == to
-    else:
-        agreed = typer.confirm(question, err=True)
-    if not agreed:
-        say("nothing done")
-        raise typer.Exit(Exit.FAILED)
+    agree(question, yes, typed=to if again else None)
 
 
 _COLUMNS = ("source", "to", "events", "organizations", "untaken", "done", "dead", "open", "to_do")
