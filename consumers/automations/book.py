@@ -21,6 +21,7 @@ from psycopg.types.json import Jsonb
 import sql
 from afluente.errors import Refused
 from afluente.secrets import Keyring
+from consumers.automations import naming
 from consumers.automations.definition import SIGNING, Definition, read
 from consumers.automations.schedules import next_due
 from consumers.outbound import signature
@@ -56,6 +57,7 @@ def create(conn: Connection[Any], keyring: Keyring | None, organization_id: UUID
     """Write an automation down, disabled. `keyring` seals the secret that its calls are signed with; without calls it
     may be None. Raises BadDefinition, and Refused for a name that is taken."""
     definition = read(source)
+    naming.check(definition)
     try:
         row = conn.execute(_SQL["create"], _columns(definition) | {"organization_id": organization_id}).fetchone()
     except UniqueViolation:
@@ -70,6 +72,7 @@ def edit(
 ) -> Written:
     """A new version of an automation (`find`). Its status stays."""
     definition = read(source)
+    naming.check(definition)
     which = {"organization_id": found["organization_id"], "automation_id": found["id"]}
     try:
         row = conn.execute(_SQL["edit"], _columns(definition) | which).fetchone()

@@ -146,6 +146,31 @@ def test_the_life_of_an_automation(play, run):
             1,
             "steps[0].url: would never be called: the address is not public (link-local)",
         ),
+        (
+            ("create", "-", "--org", "ORG"),
+            json.dumps(
+                DEFINITION
+                | {
+                    "conditions": {"all": [{"not": {"field": "event.valu", "op": "gte", "value": 1}}]},
+                    "steps": [{"type": "send_message", "body": "{{ contact.nam }} {{ event.properties.any | x }}"}],
+                }
+            ),
+            1,
+            "conditions: there is no field 'event.valu' here: event.value;"
+            " steps[0].body: there is no field 'contact.nam' here: contact.name\n",
+        ),
+        (
+            ("create", "-", "--org", "ORG"),
+            json.dumps(
+                DEFINITION
+                | {
+                    "trigger": {"type": "webhook", "source": "shopify"},
+                    "steps": [{"type": "add_tag", "tag": "t", "when": {"field": "webhok.body.x", "op": "exists"}}],
+                }
+            ),
+            1,
+            "steps[0].when: there is no field 'webhok.body.x' here: webhook.body\n",
+        ),
         (("create", "nowhere.json", "--org", "ORG"), "", 1, "cannot read nowhere.json"),
         (("show", "nobody"), "", 3, "there is no automation 'nobody'"),
         (("test", "nobody", "--payload", "-"), "{}", 3, "there is no automation"),
