@@ -30,7 +30,8 @@ __all__ = ["Applied", "OrderUnknown", "Part", "apply"]
 async def apply(
     normalized: f.Normalized, part: Part, delivery: Delivery, ctx: Context, *, wait_for_orders: bool = True
 ) -> Applied:
-    """Write all facts of one delivery. OrderUnknown, to be rolled back, when `wait_for_orders` and one is missing."""
+    """Write all facts of one delivery. NotYet, to be rolled back, when `wait_for_orders` and an order or a payment is
+    missing."""
     writing = Writing(part, delivery, ctx)
     orders = Orders(writing, wait_for_orders)
     events = ContactEvents(writing, orders)

@@ -31,7 +31,7 @@ class ContactEvents:
         if fact.of_order is not None:
             contact_id = await self._orders.buyer(fact.of_order) or contact_id
         if fact.of_payment is not None and contact_id is None:
-            contact_id = await self._payer(fact.of_payment)
+            contact_id = await self._orders.payer(fact.of_payment)
         order_id = self._orders.known(fact.entity_id)
         await self.record(
             contact_id,
@@ -101,10 +101,3 @@ class ContactEvents:
             "webhook_event_id": part.id,
             "metadata": self._writing.metadata(),
         }
-
-    async def _payer(self, payment_id: str) -> UUID | None:
-        """The contact of an earlier fact about the same payment."""
-        names = [f"{name}:{payment_id}" for name in ("order_paid", "order_placed")]
-        source = self._writing.part.source
-        row = await self._writing.one("contact_of_payment", source=source, external_event_ids=names)
-        return None if row is None else row[0]

@@ -25,6 +25,13 @@ class OrderUnknown(NotYet):
         super().__init__("the order is not known yet")
 
 
+class PaymentUnknown(NotYet):
+    """A fact names a payment that is not here yet, and nobody whom it could be about."""
+
+    def __init__(self) -> None:
+        super().__init__("the payment is not known yet")
+
+
 class Orders:
     def __init__(self, writing: Writing, wait_for_orders: bool) -> None:
         self._writing = writing
@@ -41,6 +48,15 @@ class Orders:
         row = await self._writing.one(f"contact_of_order_by_{order.by}", source=source, value=order.value)
         if row is None and order.waits and self._wait_for_orders:
             raise OrderUnknown()
+        return None if row is None else row[0]
+
+    async def payer(self, payment_id: str) -> UUID | None:
+        """The contact of an earlier fact about a payment. PaymentUnknown when there is none, unless nobody waits."""
+        names = [f"{name}:{payment_id}" for name in ("order_paid", "order_placed")]
+        source = self._writing.part.source
+        row = await self._writing.one("contact_of_payment", source=source, external_event_ids=names)
+        if row is None and self._wait_for_orders:
+            raise PaymentUnknown()
         return None if row is None else row[0]
 
     async def write(self, order: f.OrderState, contact_id: UUID | None) -> None:

@@ -7,6 +7,8 @@ from decimal import Decimal
 
 import pytest
 
+from consumers.inbound.apply.writing import NotYet
+from consumers.inbound.part import LAST_RUN
 from producers.ingest.normalize import facts, normalize
 from tests.consumers.workers.normalizing import Inbound
 
@@ -219,3 +221,19 @@ async def test_unknown_type_and_unknown_shape_are_kept(inbound, account):
         ("unrecognised", "unknown_shape:data"),
         ("unrecognised", "unknown_shape:type"),
     ]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_dispute_lost_is_its_payers_in_any_order(inbound, account, order):
+    """It names a payment and nobody: whose it is, is known when the payment is."""
+    dispute = {"id": "dp_1", "status": "lost", "amount": 29790, "payment_intent": "pi_1", "charge": "ch_1"}
+    await play(inbound, account, *[session(), event("charge.dispute.closed", **dispute)][::order])
+    assert sorted(inbound.facts()) == ["dispute_lost:dp_1", "order_paid:pi_1"]
+    # one that never comes: the last attempt gives up waiting, and the delivery says so
+    await inbound.receive("stripe", account, event("charge.dispute.closed", **dispute | {"payment_intent": "pi_2"}))
+    [received] = inbound.pending()
+    with pytest.raises(NotYet):
+        await inbound.handle(received)
+    await inbound.handle(received, attempt=LAST_RUN)
+    (told,) = inbound.rows("SELECT summary FROM webhook_events WHERE summary ? 'without_contact'")
+    assert told["summary"]["without_contact"] == 1
