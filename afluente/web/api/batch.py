@@ -32,6 +32,13 @@ def model(kind: type[M], value: Any) -> M:
         raise invalid(error) from None
 
 
+def one(value: Any, name: str) -> Any:
+    """The body that is one item. Raises Problem (422) for a bare list, which says nothing of itself."""
+    if isinstance(value, list):
+        raise Problem("invalid-request", "the body: is a list", hint=f'several go as {{"{name}": [...]}}')
+    return value
+
+
 def prepared(values: Sequence[Any], prepare: Callable[[Any], T]) -> list[T | Problem]:
     """Each item ready to be written, or what is wrong with it."""
     found: list[T | Problem] = []

@@ -50,7 +50,7 @@ async def post(call: Call) -> Answer:
     """Record one contact event, or a batch."""
     if isinstance(call.body, dict) and "contact_events" in call.body:
         return await _post_batch(call, batch.model(ContactEventBatch, call.body))
-    item = prepare(call.body)
+    item = prepare(batch.one(call.body, "contact_events"))
 
     async def work(conn: Connection) -> Answer:
         ((outcome, new),) = await _record(call, conn, [item])

@@ -36,7 +36,7 @@ async def post(call: Call) -> Answer:
     """Emit one event, or a batch."""
     if isinstance(call.body, dict) and "events" in call.body:
         return await _post_batch(call, batch.model(EventBatch, call.body))
-    item = prepare(call, call.body, call.idempotency_key)
+    item = prepare(call, batch.one(call.body, "events"), call.idempotency_key)
 
     async def work(conn: Connection) -> Answer:
         (event_id,) = await _emit(conn, [item])

@@ -207,6 +207,13 @@ async def test_all_or_nothing_writes_nothing_when_one_is_refused(api, organizati
     assert len(events_of(organization)) == 1
 
 
+@pytest.mark.parametrize(("path", "name"), [("/v1/events", "events"), ("/v1/contact-events", "contact_events")])
+async def test_a_bare_list_is_told_how_several_are_sent(api, path, name):
+    answer = await api.post(path, [{}, {}])
+    assert answer.problem == "invalid-request"
+    assert f'{{"{name}": [...]}}' in answer.content["hint"]
+
+
 async def test_a_batch_is_bounded(api):
     assert (await api.post("/v1/events", {"events": []})).problem == "invalid-request"
     assert (await api.post("/v1/events", {"events": [event()] * 501})).problem == "invalid-request"
