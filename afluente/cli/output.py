@@ -20,11 +20,12 @@ from typing import Annotated, Any
 
 import typer
 
-# What would tell a terminal something, or turn the direction of what follows; lines and tabs stay.
-_TURNING = r"\u2028-\u202e\u2066-\u2069"
-_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNING}]")
-# The same that JSON does not escape by itself.
-_CONTROL_IN_JSON = re.compile(rf"[\x7f-\x9f{_TURNING}]")
+from afluente.telemetry.redact import TURNING, printable
+
+__all__ = ["Format", "FormatOption", "json_line", "printable", "say", "show"]
+
+# What would tell a terminal something and JSON does not escape by itself.
+_CONTROL_IN_JSON = re.compile(rf"[\x7f-\x9f{TURNING}]")
 # What a spreadsheet calculates; numbers and phones it may.
 _FORMULA = re.compile(r"[=@\t\r]|[+-](?![0-9 ().-]*\Z)")
 
@@ -42,11 +43,6 @@ FormatOption = Annotated[Format, typer.Option("--format", help="how to show the 
 def say(text: str) -> None:
     """A word to the person, on stderr."""
     typer.echo(printable(text), err=True)
-
-
-def printable(text: str) -> str:
-    """`text` with its control characters shown instead of sent to the terminal."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def show(data: Any, format: Format | str = Format.text, columns: Sequence[str] | None = None) -> None:

@@ -1,4 +1,5 @@
-"""Keeps personal data and secrets out of the logs: by the field's name, and by the shape of what is in a text.
+"""Keeps personal data and secrets out of the logs: by the field's name, and by the shape of what is in a text. What is
+left of a stranger's text is made plain: it tells no terminal anything.
 
 A pure function; errors of handlers quote payloads, so texts are searched too. Ids, topics, offsets and times pass.
 """
@@ -35,6 +36,9 @@ _PATTERNS = (
     (re.compile(r"(?<![\w-])55\d{10,11}(?![\w-])"), MASK),
     (re.compile(r"(?<![\w-])\d{3}\.\d{3}\.\d{3}-\d{2}(?![\w-])"), MASK),
 )
+# Control characters, and letters that turn the direction of what follows.
+TURNING = r"\u2028-\u202e\u2066-\u2069"
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{TURNING}]")
 # Something of this is in whatever one of them fits: a text without is spared eight searches.
 _SUSPECT = re.compile(r"[@=:+]|whsec_|afl_|55\d{10}|\d\.\d")
 
@@ -44,7 +48,7 @@ def redact(key: str, value: Any) -> Any:
     if key.lower() in HIDDEN_FIELDS and value not in (None, "", b""):
         return MASK
     if isinstance(value, str):
-        return redact_text(value)
+        return printable(redact_text(value))
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     if isinstance(value, Mapping):
@@ -52,8 +56,13 @@ def redact(key: str, value: Any) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [redact(key, item) for item in value]
     if isinstance(value, BaseException):
-        return redact_text(f"{type(value).__name__}: {value}")
+        return printable(redact_text(f"{type(value).__name__}: {value}"))
     return value
+
+
+def printable(text: str) -> str:
+    """`text` with what would tell a terminal something shown instead of sent to it; lines and tabs stay."""
+    return text if text.isprintable() else _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def redact_text(text: str) -> str:

@@ -56,6 +56,11 @@ def test_a_uuid_passes(value):
     assert redact("event_id", uuid.UUID(int=value.int)) == value
 
 
+def test_a_strangers_text_tells_no_terminal_anything():
+    assert redact("error", "a\x1b[31m\x9b2J\u202e\n\tb é") == "a\\x1b[31m\\x9b2J\\u202e\n\tb é"
+    assert redact("error", [ValueError("\x07")]) == ["ValueError: \\x07"]
+
+
 def test_fields_are_hidden_by_name_and_inside_others():
     assert redact("phone", "12") == MASK
     assert redact("error", {"payload": {"a": 1}, "contact_ids": ["x@y.z"]}) == {"payload": MASK, "contact_ids": [MASK]}
