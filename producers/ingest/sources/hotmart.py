@@ -15,14 +15,13 @@ from typing import Any
 from afluente.errors import Refused
 from producers.ingest import signature
 from producers.ingest.signature import Check
-from producers.ingest.sources import UNKNOWN, Part, Source, key, read_object, sha256, topic_of
+from producers.ingest.sources import UNKNOWN, Part, Source, key, read_object, sha256, stripping, topic_of
 
 HEADER = "x-hotmart-hottok"
 MAX_AGE_DAYS = "max_age_days"
-REMOVED = b"removed"
 
 _DAY_S = 86_400
-_IN_JSON = re.compile(rb'("hottok"\s*:\s*)"[^"]*"')
+_IN_JSON = stripping.field("hottok")
 _IN_FORM = re.compile(rb"((?:^|&)hottok=)[^&]*")
 
 
@@ -48,7 +47,7 @@ def without_secrets(body: bytes) -> bytes:
     """The body with another word in the token's place; what has none is untouched."""
     if b"hottok" not in body:
         return body
-    return _IN_FORM.sub(rb"\1" + REMOVED, _IN_JSON.sub(rb'\1"' + REMOVED + b'"', body))
+    return _IN_FORM.sub(rb"\1" + stripping.REMOVED, stripping.without(body, _IN_JSON))
 
 
 def configured(settings: Mapping[str, Any]) -> Source:
