@@ -27,6 +27,7 @@ from psycopg.types.json import Jsonb
 
 import sql
 from afluente import faults
+from consumers.alerts import alert
 from consumers.automations import conditions, guard
 from consumers.automations import facts as f
 from consumers.automations.definition import CallWebhook, Definition, read
@@ -263,12 +264,12 @@ class Runs:
         return [row[0] for row in await (await self._conn.execute(_SQL["runs_behind"], parameters)).fetchall()]
 
     async def _alert(self, automation: Automation, event: Event, run_id: UUID, why: str) -> None:
-        await self._execute(
-            "alert",
+        await alert(
+            self._conn,
             event.organization_id,
-            kind="automation_loop",
-            title=f"The automation {automation.name} set itself off"[:255],
-            details=Jsonb({"automation_id": str(automation.id), "run_id": str(run_id), "reason": why}),
+            "automation_loop",
+            title=f"The automation {automation.name} set itself off",
+            details={"automation_id": str(automation.id), "run_id": str(run_id), "reason": why},
             dedupe_key=f"automation_loop:{automation.id}",
             event_id=event.id,
         )

@@ -14,10 +14,10 @@ from uuid import UUID
 
 from psycopg import AsyncConnection
 from psycopg.rows import dict_row
-from psycopg.types.json import Jsonb
 
 import sql
 from afluente import faults
+from consumers.alerts import alert
 from consumers.automations import conditions, times
 from consumers.automations import facts as f
 from consumers.automations.definition import Audience, Definition, ScheduleTrigger, read
@@ -97,16 +97,13 @@ async def _set_next(ctx: Context, row: Mapping[str, Any], due: datetime | None) 
 
 
 async def _alert(ctx: Context, row: Mapping[str, Any], kind: str, title: str, details: dict[str, Any]) -> None:
-    await ctx.connection.execute(
-        _SQL["alert"],
-        {
-            "organization_id": row["organization_id"],
-            "kind": kind,
-            "title": title,
-            "details": Jsonb({"automation_id": str(row["id"]), **details}),
-            "dedupe_key": f"{kind}:{row['id']}",
-            "event_id": None,
-        },
+    await alert(
+        ctx.connection,
+        row["organization_id"],
+        kind,
+        title=title,
+        details={"automation_id": str(row["id"]), **details},
+        dedupe_key=f"{kind}:{row['id']}",
     )
 
 

@@ -12,9 +12,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from psycopg.types.json import Jsonb
-
 import sql
+from consumers.alerts import alert
 from consumers.worker import Context, Delivery
 from producers import Causation
 from producers.emit import metadata_of
@@ -93,15 +92,15 @@ class Writing:
         )
 
     async def alert(self, kind: str, *, title: str, audience: str, dedupe_key: str, details: Mapping[str, Any]) -> None:
-        """Ask people to look: one open alert for each `dedupe_key`, which counts how often."""
-        await self.execute(
-            "alert",
-            kind=kind,
-            severity="warning",
-            audience=audience,
+        """Ask people to look at what the delivery brought."""
+        await alert(
+            self.ctx.connection,
+            self.delivery.organization_id,
+            kind,
             title=title,
-            details=Jsonb(dict(details)),
+            audience=audience,
             dedupe_key=dedupe_key,
+            details=details,
             event_id=self.delivery.event.id,
         )
 
