@@ -12,13 +12,16 @@ import os
 import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from afluente.cli.exits import Exit
 from afluente.cli.output import Format, FormatOption, say, show
 from afluente.cli.who import who
+
+if TYPE_CHECKING:
+    from psycopg import Connection
 
 app = typer.Typer(help="Make, rotate and revoke keys of the REST API.", no_args_is_help=True)
 
@@ -54,13 +57,11 @@ def create(
       afluente api-key create --org "Loja Azul" --name checkout --scope events:write --scope events:read
       afluente api-key create --org ORG --name pos --scope contact-events:write --expires 90d --rate 20 --burst 200
     """
-    from afluente import postgres
-    from afluente.settings import MigrateSettings
     from afluente.web.api import keys
     from producers import organizations
 
     ends_at = None if expires is None else _moment(expires)
-    with postgres.connect(MigrateSettings.read(os.environ).postgres.dsn, application_name="afluente api-key") as conn:
+    with _connected() as conn:
         organization_id = organizations.find(conn, organization, create=create_org)
         made = keys.create(
             conn,
@@ -99,12 +100,10 @@ def list_(
       afluente api-key list
       afluente api-key list --org "Loja Azul" --format json
     """
-    from afluente import postgres
-    from afluente.settings import MigrateSettings
     from afluente.web.api import keys
     from producers import organizations
 
-    with postgres.connect(MigrateSettings.read(os.environ).postgres.dsn, application_name="afluente api-key") as conn:
+    with _connected() as conn:
         organization_id = organizations.find(conn, organization) if organization else None
         rows = keys.listed(conn, organization_id, datetime.now(UTC))
     columns = ["prefix", "organization", "name", "scopes", "state", "last_used_at", "expires_at"]
@@ -129,11 +128,9 @@ def rotate(
       afluente api-key rotate afl_V1StGXR8Z5
       afluente api-key rotate afl_V1StGXR8Z5 --overlap-h 0
     """
-    from afluente import postgres
-    from afluente.settings import MigrateSettings
     from afluente.web.api import keys
 
-    with postgres.connect(MigrateSettings.read(os.environ).postgres.dsn, application_name="afluente api-key") as conn:
+    with _connected() as conn:
         overlap = timedelta(hours=overlap_h)
         made, ends_at = keys.rotate(conn, key, now=datetime.now(UTC), overlap=overlap, actor=who())
     show({"id": made.id, "prefix": made.prefix, "key": made.text, "old_valid_until": ends_at}, format)
@@ -156,11 +153,9 @@ def limit(
       afluente api-key limit afl_V1StGXR8Z5 --rate 500 --burst 5000
       afluente api-key limit afl_V1StGXR8Z5            the defaults
     """
-    from afluente import postgres
-    from afluente.settings import MigrateSettings
     from afluente.web.api import keys
 
-    with postgres.connect(MigrateSettings.read(os.environ).postgres.dsn, application_name="afluente api-key") as conn:
+    with _connected() as conn:
         rate_per_s = None if rate is None else Decimal(repr(rate))
         row = keys.limit(conn, key, rate_per_s=rate_per_s, rate_burst=burst, now=datetime.now(UTC), actor=who())
     show(row, format)
@@ -179,13 +174,18 @@ def revoke(
       afluente api-key revoke afl_V1StGXR8Z5 --reason "left the company"
       afluente api-key revoke 0198c2a4-... --format json
     """
-    from afluente import postgres
-    from afluente.settings import MigrateSettings
     from afluente.web.api import keys
 
-    with postgres.connect(MigrateSettings.read(os.environ).postgres.dsn, application_name="afluente api-key") as conn:
+    with _connected() as conn:
         row = keys.revoke(conn, key, now=datetime.now(UTC), reason=reason, actor=who())
     show(row, format)
+
+
+def _connected() -> Connection[Any]:
+    from afluente import postgres
+    from afluente.settings import MigrateSettings
+
+    return postgres.connect(MigrateSettings.read(os.environ).postgres.dsn, application_name="afluente api-key")
 
 
 def _moment(text: str) -> datetime:

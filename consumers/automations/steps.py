@@ -77,6 +77,15 @@ class Run:
         are no steps of a chain."""
         return Causation(self.trigger_event_id, self.causation_depth + 1, self.traceparent, self.id)
 
+    def place(self, number: int) -> dict[str, Any]:
+        """Which step of which run it is about, for what a run tells itself."""
+        return {
+            "automation_id": str(self.automation_id),
+            "run_id": str(self.id),
+            "step": number,
+            "contact_id": None if self.contact is None else str(self.contact.id),
+        }
+
     @property
     def origin(self) -> Origin:
         return Origin(self.automation_id, self.id, self.request_id, self.trace_id, self.causation)
@@ -163,13 +172,7 @@ class Steps:
             DUE,
             "automation_run",
             run.id,
-            {
-                "automation_id": str(run.automation_id),
-                "run_id": str(run.id),
-                "step": number,
-                "contact_id": None if run.contact is None else str(run.contact.id),
-                "due_at": at,
-            },
+            run.place(number) | {"due_at": at},
             deliver_at=at,
         )
 
@@ -191,13 +194,7 @@ class Steps:
             CALL_REQUESTED,
             "automation_run",
             run.id,
-            {
-                "automation_id": str(run.automation_id),
-                "run_id": str(run.id),
-                "step": number,
-                "contact_id": None if run.contact is None else str(run.contact.id),
-                "host": urlsplit(step.url).hostname,
-            },
+            run.place(number) | {"host": urlsplit(step.url).hostname},
         )
         return Did("calling", details=request)
 
