@@ -98,7 +98,10 @@ class Problem(Exception):
         self.kind = KINDS[slug]
         self.detail = redact_text(detail)[:MAX_DETAIL]
         self.hint = hint
-        self.errors = [(pointer[:MAX_DETAIL], redact_text(what)[:MAX_DETAIL]) for pointer, what in errors[:MAX_ERRORS]]
+        # The name of a field that nobody knows is the sender's text too.
+        self.errors = [
+            (redact_text(pointer)[:MAX_DETAIL], redact_text(what)[:MAX_DETAIL]) for pointer, what in errors[:MAX_ERRORS]
+        ]
         self.headers = dict(headers or {})
         self.extra = dict(extra or {})
 

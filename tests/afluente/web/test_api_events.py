@@ -115,6 +115,9 @@ async def test_a_field_that_does_not_fit_its_type_is_named_and_personal_data_is_
     assert answer.problem == "event-refused"
     assert "maria" not in json.dumps(answer.content)
     assert answer.content["hint"].startswith("GET /v1/event-types/nuvemshop.cart_abandoned")
+    answer = await api.post("/v1/events", event(**{"maria@example.com": 1}))
+    assert answer.problem == "invalid-request"
+    assert "maria" not in json.dumps(answer.content)
 
 
 @pytest.mark.parametrize(
