@@ -182,6 +182,42 @@ def list_(
 
 
 @app.command()
+def change(
+    channel: Annotated[UUID, typer.Argument(help="id of the connection")],
+    external_id: Annotated[
+        str | None, typer.Option(help="what the sender calls it: shop domain, session, instance, ...")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="what people call it")] = None,
+    status: Annotated[
+        Literal["active", "paused"] | None, typer.Option(help="paused: what comes is answered and kept, no more")
+    ] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Correct what a sender calls a connection, name it, or pause it.
+
+    What came while it was paused, or named what the connection was not called, is kept as unrouted: `afluente webhook
+    list --status unrouted --channel ID` shows it, and `afluente webhook replay` takes it in.
+
+    \b
+    Examples:
+      afluente channel change 4f0c7d5e-... --external-id loja-azul
+      afluente channel change 4f0c7d5e-... --status paused
+    """
+    from afluente import postgres
+    from afluente.settings import MigrateSettings
+    from producers.ingest import channels
+
+    if external_id is None and name is None and status is None:
+        raise typer.BadParameter("give --external-id, --name or --status")
+    if external_id is not None and not external_id.strip():
+        raise typer.BadParameter("--external-id is empty")
+    settings = MigrateSettings.read(os.environ)
+    with postgres.connect(settings.postgres.dsn, application_name="afluente channel change") as conn:
+        row = channels.change(conn, channel, external_id=external_id, name=name, status=status)
+    show(row, format)
+
+
+@app.command()
 def rotate(
     channel: Annotated[UUID, typer.Argument(help="id of the connection")],
     secret: Secret = None,

@@ -91,7 +91,8 @@ def replay(
     if failed:
         raise typer.Exit(Exit.FAILED if len(failed) == len(rows) else Exit.PARTLY)
     if not any(row["events"] for row in rows):
-        say("Nothing to do: every part has been through, or still belongs to no connection.")
+        say("Nothing to do: every part has been through, or names what no connection is called, or a paused one.")
+        say("`afluente channel list` shows what they are called, `afluente channel change` corrects it.")
         raise typer.Exit(Exit.FOUND)
 
 

@@ -66,10 +66,7 @@ def add(
             },
         ).fetchone()
     except psycopg.errors.UniqueViolation:
-        hint = "`afluente channel list` shows the connections"
-        if source == GENERIC:
-            hint += "; a second one of the kind needs a name of its own (--as)"
-        raise Refused(f"{source} {external_id} is connected already", hint=hint) from None
+        raise _taken(source, external_id) from None
     assert row is not None
     channel_id: UUID = row[0]
     for purpose, plain in secrets.items():
@@ -129,6 +126,26 @@ def rotate(
     put_secret(conn, keyring, row[1], channel_id, purpose, plain, slot=2 if newest == 1 else 1)
 
 
+def change(
+    conn: Connection, channel_id: UUID, *, external_id: str | None, name: str | None, status: str | None
+) -> dict[str, Any]:
+    """Give a connection another id at its sender, another name, or pause it; returns its row. What it could not take
+    before can be replayed then. Refused for a generic one's id, which is in its mapping, and for one that is taken."""
+    source = _one(conn, channel_id)[2]
+    if external_id is not None and source == GENERIC:
+        raise Refused("a generic connection is called as in its mapping", hint="facts are recorded under that name")
+    if external_id is not None and source == "shopify":
+        external_id = external_id.lower()
+    given = {"channel_id": channel_id, "external_id": external_id, "name": name, "status": status}
+    try:
+        with conn.cursor(row_factory=dict_row) as cursor:
+            row = cursor.execute(_query("change"), given).fetchone()
+    except psycopg.errors.UniqueViolation:
+        raise _taken(source, external_id) from None
+    assert row is not None
+    return row
+
+
 def set_mapping(conn: Connection, channel_id: UUID, given: Mapping[str, Any]) -> str:
     """Put another mapping in the place of a generic connection's; returns its sender's name. Replay what it lacked.
 
@@ -163,6 +180,13 @@ def listed(conn: Connection, organization_id: UUID | None = None) -> list[dict[s
     """All connections, or those of one organization, as rows for people."""
     with conn.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(_query("list"), {"organization_id": organization_id}).fetchall()
+
+
+def _taken(source: str, external_id: str | None) -> Refused:
+    hint = "`afluente channel list` shows the connections"
+    if source == GENERIC:
+        hint += "; a second one of the kind needs a name of its own (--as)"
+    return Refused(f"{source} {external_id} is connected already", hint=hint)
 
 
 def _one(conn: Connection, channel_id: UUID) -> tuple[Any, ...]:

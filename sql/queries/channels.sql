@@ -39,6 +39,16 @@ SELECT source, external_id
  WHERE id = %(channel_id)s
    FOR UPDATE;
 
+-- name: change
+-- What is null stays as it is.
+UPDATE channels
+   SET external_id = COALESCE(%(external_id)s, external_id),
+       name = COALESCE(%(name)s, name),
+       status = COALESCE(%(status)s, status),
+       updated_at = clock_timestamp()
+ WHERE id = %(channel_id)s
+RETURNING id, organization_id, source, external_id, name, status;
+
 -- name: set_settings
 UPDATE channels
    SET settings = settings || %(settings)s,

@@ -1,6 +1,7 @@
 """`afluente channel` and `afluente webhook list|replay`, as a person runs them."""
 
 import json
+import os
 
 import pytest
 
@@ -148,6 +149,44 @@ def test_secret_that_is_empty_or_not_ours_to_make_up_is_refused(here):
     assert (status, "--secret" in said) == (1, True)
     assert here("rotate", added, "--purpose", "password")[0] == 2
     assert json.loads(here("list", "--format", "json")[1])[0]["valid_secrets"] == 1
+
+
+async def test_what_named_no_connection_is_taken_in_once_that_is_corrected(here, database, clock):
+    add = ("add", "evolution", "--org", "Loja Azul", "--create-org", "--secret", "given", "--format", "json")
+    added = json.loads(here(*add, "--external-id", "loja-azull")[1])
+    assert here(*add, "--external-id", "loja-verde")[0] == 0
+
+    async def come():
+        async with await database.connect_async() as conn:
+            return await store.receive(
+                conn,
+                Keyring.parse(os.environ["AFLUENTE_SECRETS_KEY"]),
+                store.Incoming(
+                    source=registered()["evolution"],
+                    channel_id=added["id"],
+                    body=b'{"event": "messages.upsert", "instance": "loja-azul"}',
+                    headers={"x-webhook-secret": "given"},
+                    received_at=clock.now(),
+                ),
+            )
+
+    async def replayed(receipt):
+        async with await database.connect_async() as conn:
+            keyring = Keyring.parse(os.environ["AFLUENTE_SECRETS_KEY"])
+            return await store.replay(conn, keyring, receipt.webhook_event_id, clock.now())
+
+    lost = await come()
+    assert lost.outcome == store.Outcome.UNROUTED
+    assert await replayed(lost) == 0
+    status, _, said = here("change", added["id"], "--external-id", "loja-verde")
+    assert (status, "is connected already" in said) == (1, True)
+    status, out, _ = here("change", added["id"], "--external-id", "loja-azul", "--status", "paused", "--format", "json")
+    assert (status, json.loads(out)["external_id"], json.loads(out)["status"]) == (0, "loja-azul", "paused")
+    assert await replayed(lost) == 0
+    assert here("change", added["id"], "--status", "active")[0] == 0
+    assert await replayed(lost) == 1
+    assert here("change", added["id"])[0] == 2
+    assert here("change", str(lost.webhook_event_id), "--name", "x")[0] == 1
 
 
 def test_settings_of_a_sender_are_checked_when_it_is_added(here):
