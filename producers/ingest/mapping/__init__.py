@@ -127,7 +127,12 @@ _PLAIN = {
 
 
 def _problems(error: ValidationError) -> Iterator[tuple[str, str]]:
-    for problem in error.errors(include_url=False, include_input=False, include_context=False):
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    # A list of which no item is right is said to be too short as well.
+    places = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
+    for problem in problems:
+        if problem["type"] == "too_short" and problem["loc"] in places:
+            continue
         field = ""
         for step in problem["loc"]:
             if isinstance(step, int):

@@ -77,6 +77,12 @@ def test_wrong_field_is_named(given, field, says):
     assert says in problems[field]
 
 
+def test_list_whose_items_are_all_wrong_is_not_called_empty_too():
+    with pytest.raises(mapping.MappingRefused) as refused:
+        mapping.read(changed(*FACT, "event_type", to="bought"))
+    assert [field for field, _ in refused.value.problems] == ["rules[0].facts[0].event_type"]
+
+
 def test_header_of_the_token_is_not_read_as_data_nor_kept():
     given = changed("verify", to={"by": "token", "header": "X-Token", "scheme": ""})
     assert mapping.read(given).kept_headers() == frozenset()
