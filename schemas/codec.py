@@ -354,8 +354,9 @@ def _reader(schema_id: int) -> _Reader:
 
 
 def check_properties(contact_event_type: str | None, properties: Json) -> None:
-    """Raise EncodeError when contact_event.recorded of this type cannot carry these properties: what `encode` would say,
-    for those who have many facts and no rows yet. Strings are taken to be text that UTF-8 and Postgres can hold."""
+    """Raise EncodeError when contact_event.recorded of this type cannot carry these properties: what `encode` would
+    say, for those who have many facts and no rows yet. Strings are taken to be text that UTF-8 and Postgres can hold.
+    """
     put = _properties.get(contact_event_type)
     if put is None:
         variant = contact_event_type or ""
