@@ -350,6 +350,10 @@ SELECT id, conversation_id, contact_id, status, template_id, body, waha_message_
  ORDER BY array_position(%(names)s, waha_message_id)
  LIMIT 1;
 
+-- name: hold_contact
+-- Whoever else brings something of this contact's, by whatever identity, waits here for the end of this transaction.
+SELECT FROM contacts WHERE organization_id = %(organization_id)s AND id = %(contact_id)s FOR NO KEY UPDATE;
+
 -- name: message_in_any_chat
 -- The same, for a linked phone: it may have named the chat by any number of the contact's, shown or hidden.
 SELECT id, conversation_id, contact_id, status, template_id, body, waha_message_id

@@ -49,7 +49,12 @@ class Messages:
 
     async def incoming(self, message: f.IncomingMessage) -> None:
         contact_id = await self._contacts.of(message.person)
-        if contact_id is None or await self._find((message.wamid, *message.other_names), contact_id) is not None:
+        if contact_id is None:
+            return
+        if self._writing.part.source in _NAMED_PER_DEVICE:
+            # The same message under another of the contact's numbers has other locks, and another name.
+            await self._writing.execute("hold_contact", contact_id=contact_id)
+        if await self._find((message.wamid, *message.other_names), contact_id) is not None:
             return
         name = self._id(message.wamid)
         conversation_id = await self._conversation(contact_id, message.occurred_at, message.content.get("referral"))

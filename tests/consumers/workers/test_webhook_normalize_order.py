@@ -7,6 +7,7 @@ import pytest
 
 from afluente import postgres
 from consumers import Delivery
+from tests.consumers.workers import test_webhook_normalize_gateways as gateways
 from tests.consumers.workers.normalizing import Inbound
 from tests.consumers.workers.test_webhook_normalize_whatsapp import ANA, NUMBER, play, post, status, text
 
@@ -87,12 +88,8 @@ async def test_answer_finds_its_message_whichever_came_first(inbound, channel, o
     assert inbound.rows("SELECT FROM messages WHERE reply_to_names IS NOT NULL") == [{}]
 
 
-@pytest.mark.parametrize("first", ["status", "message"])
-async def test_status_at_the_same_moment_as_its_message_counts(inbound, channel, first):
-    """Two workers at once, neither sees what the other has not committed."""
-    posts = {"message": echo("ours"), "status": post(statuses=[status("ours", "delivered")])}
-    for which in (first, *(posts.keys() - {first})):
-        await inbound.receive("whatsapp", channel, posts[which])
+async def race(inbound):
+    """Two deliveries at once: the second is handled while the first is not committed."""
     one, two = inbound.pending()
     async with inbound.transaction(one) as ctx:
         await inbound.worker.handle(Delivery(inbound.worker.name, one, "", 1, 0), ctx)
@@ -100,6 +97,15 @@ async def test_status_at_the_same_moment_as_its_message_counts(inbound, channel,
         while not racing.done() and not inbound.database.execute(WAITING):
             await asyncio.sleep(0)
     await racing
+
+
+@pytest.mark.parametrize("first", ["status", "message"])
+async def test_status_at_the_same_moment_as_its_message_counts(inbound, channel, first):
+    """Two workers at once, neither sees what the other has not committed."""
+    posts = {"message": echo("ours"), "status": post(statuses=[status("ours", "delivered")])}
+    for which in (first, *(posts.keys() - {first})):
+        await inbound.receive("whatsapp", channel, posts[which])
+    await race(inbound)
     assert inbound.rows("SELECT status FROM messages") == [{"status": "delivered"}]
     assert inbound.emitted() == ["contact.created", "conversation.opened", "message.sent", "message.delivered"]
     assert "delivered:ours" in inbound.facts()
@@ -171,3 +177,17 @@ async def test_number_that_was_left_does_not_come_back(inbound, channel):
     assert [fact.split(":")[1] for fact in inbound.facts() if fact.startswith("number_changed:")] == [
         f"+{second}", f"+{third}", f"+{first}",
     ]  # fmt: skip
+
+
+async def test_message_told_at_once_by_the_number_and_by_the_hidden_one_is_one(inbound, organization):
+    gateway = inbound.channel("waha", organization, external_id="loja")
+    hidden = "76201000000001@lid"
+    both = {"_data": {"key": {"remoteJid": hidden, "remoteJidAlt": f"{ANA}@s.whatsapp.net"}}}
+    await inbound.receive("waha", gateway, gateways.waha("message", **gateways.text("first", chat=hidden, **both)))
+    await inbound.work()
+    assert len(inbound.rows("SELECT FROM contact_identities")) == 2
+    for chat in (hidden, f"{ANA}@c.us"):
+        await inbound.receive("waha", gateway, gateways.waha("message", **gateways.text("twice", chat=chat)))
+    await race(inbound)
+    assert len(inbound.rows("SELECT FROM messages")) == 2
+    assert inbound.emitted().count("message.received") == 2
