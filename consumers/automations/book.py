@@ -81,7 +81,10 @@ def edit(
     assert row is not None
     written = _write(conn, keyring, found["organization_id"], found["id"], row[0], definition, source)
     if found["status"] == "enabled":
-        conn.execute(_SQL["set_next_due"], which | {"next_due_at": next_due(definition, found["timezone"], now)})
+        # Other steps at the same times: one that is due and not emitted yet stays due.
+        same = source.get("trigger") == found["definition"].get("trigger")
+        due = found["next_due_at"] if same else next_due(definition, found["timezone"], now)
+        conn.execute(_SQL["set_next_due"], which | {"next_due_at": due})
     return written
 
 
@@ -89,6 +92,8 @@ def set_status(conn: Connection[Any], found: Mapping[str, Any], status: Status, 
     """Enable, pause or disable; returns how many runs it let go on, or cancelled."""
     which = {"organization_id": found["organization_id"], "automation_id": found["id"]}
     due = next_due(read(found["definition"]), found["timezone"], now) if status == "enabled" else None
+    if status == found["status"]:
+        due = found["next_due_at"]  # nothing is switched: what is due and not emitted yet stays due
     conn.execute(_SQL["set_status"], which | {"status": status, "next_due_at": due})
     if status == "enabled":
         return len(conn.execute(_SQL["release_held"], which | {"due_at": now.isoformat()}).fetchall())

@@ -74,3 +74,23 @@ async def test_nothing_begins_once_it_is_switched_off(play, status):
         await until_waiting_or_done(play, beginning)
     await beginning
     assert (play.runs(automation), play.tags(contact)) == ([], [])
+
+
+@pytest.mark.parametrize("steps", [None, [{"type": "add_tag", "tag": "other"}]], ids=["enabled again", "edited"])
+async def test_time_that_is_due_survives_what_does_not_change_it(play, steps):
+    """The worker was away for a while, or just a moment."""
+    play.contact()
+    schedule = {"type": "schedule", "cron": "0 9 * * *", "audience": "contacts"}
+    automation = play.automation(schedule, ADD_VIP, name="daily")
+    ((due,),) = play.rows("SELECT next_due_at FROM automations")
+    play.clock.set(due + timedelta(minutes=10))
+    if steps is None:
+        play.set_status(automation, "enabled")
+    else:
+        with postgres.connect(play.database.url) as conn:
+            source = {"name": "daily", "trigger": schedule, "steps": steps}
+            book.edit(conn, play.keyring, book.find(conn, str(automation)), source, play.clock.now())
+    assert len(await play.tick()) == 1
+    await play.work()
+    [run] = play.runs(automation)
+    assert (run["state"], run["version"]) == ("done", 1 if steps is None else 2)
