@@ -174,6 +174,8 @@ def _explain_client(error: Exception) -> tuple[Exit, str, str | None]:
         if (ours := sys.modules.get("afluente.postgres")) and ours.refuses_login(error):
             hint = "connect as a login that is a member of the role: GRANT afluente_worker TO the login"
             return Exit.NOT_ALLOWED, f"not allowed: {_first_line(error)}", hint if "set role" in str(error) else None
+        if isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure):
+            return Exit.TRY_AGAIN, f"somebody was quicker, and nothing was done: {_first_line(error)}", "run it again"
         if isinstance(error, psycopg.OperationalError):
             return Exit.TRY_AGAIN, f"Postgres is away: {_first_line(error)}", "afluente doctor"
         if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedFunction):

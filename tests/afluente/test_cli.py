@@ -93,6 +93,7 @@ def test_version():
             Exit.NOT_ALLOWED,
             "GRANT afluente_worker TO",
         ),
+        (psycopg.errors.DeadlockDetected("deadlock detected"), Exit.TRY_AGAIN, "nothing was done: deadlock"),
         (psycopg.errors.InsufficientPrivilege("permission denied"), Exit.NOT_ALLOWED, "permission denied"),
         (psycopg.errors.UndefinedTable('relation "x" does not exist'), Exit.FAILED, "afluente migrate up"),
         (KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN)), Exit.TRY_AGAIN, "Kafka:"),
