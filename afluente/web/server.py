@@ -15,6 +15,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from afluente.errors import Refused
 from afluente.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -163,7 +164,17 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit as ended:
+            # the inherited one logs it and exits with a status of its own
+            if isinstance(problem := ended.__context__, OSError):
+                where = f"{self.config.host}:{self.config.port}"
+                raise Refused(
+                    f"cannot listen on {where}: {str(problem.strerror).rpartition(': ')[2]}",
+                    hint="--host and --port name another place",
+                ) from None
+            raise
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             log.info("web.ready", url=f"http://{host}:{port}", host=host, port=port)
