@@ -20,6 +20,9 @@ class AfluenteError(Exception):
         self.hint = hint
 
 
+_SERVERS = ("DATABASE_URL", "KAFKA_BOOTSTRAP_SERVERS")
+
+
 class SettingsError(AfluenteError):
     """One or more settings cannot be used. `problems` holds (variable, value as given or None, what is wrong)."""
 
@@ -30,6 +33,8 @@ class SettingsError(AfluenteError):
             for variable, value, what in problems
         ]
         hint = "`afluente doctor --settings` lists every setting and where its value came from"
+        if any(variable in _SERVERS and not value for variable, value, _ in problems):
+            hint = f"`afluente up && source .afluente/env` starts servers of your own; {hint}"
         super().__init__("; ".join(lines), hint=hint)
 
 
