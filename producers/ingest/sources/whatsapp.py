@@ -17,6 +17,7 @@ from producers.ingest.sources import UNKNOWN, Part, Source, read_object, sha256,
 
 HEADER = "x-hub-signature-256"
 ACCOUNT_PREFIX = "waba:"
+MAX_ENVELOPE = 200
 
 
 def route(body: bytes, headers: Mapping[str, str], url_topic: str | None) -> list[Part]:
@@ -45,7 +46,7 @@ def _part(
             counts[kind] += 1
             items.append(name)
     fields = {topic_of(change.get("field")) for _, change in found}
-    own = None if whole else json.dumps({**document, "entry": _entries(found)}).encode()
+    own = None if whole else json.dumps({**_envelope(document), "entry": _entries(found)}).encode()
     return Part(
         topic=fields.pop() if len(fields) == 1 else "mixed",
         dedupe_key="sha256:" + sha256("\n".join(sorted(items)).encode("utf-8", "replace")),
@@ -68,8 +69,17 @@ def _entries(found: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[dict[st
     """The changes in their entries again, other numbers' left out."""
     entries: dict[int, dict[str, Any]] = {}
     for entry, change in found:
-        entries.setdefault(id(entry), {**entry, "changes": []})["changes"].append(change)
+        entries.setdefault(id(entry), {**_envelope(entry), "changes": []})["changes"].append(change)
     return list(entries.values())
+
+
+def _envelope(around: dict[str, Any]) -> dict[str, Any]:
+    """What each part repeats: `object`, an entry's `id` and `time`. Short, or many parts would be many times a body."""
+    return {
+        name: value
+        for name in ("object", "id", "time")
+        if isinstance(value := around.get(name), str | int) and len(str(value)) <= MAX_ENVELOPE
+    }
 
 
 def _number(entry: dict[str, Any], change: dict[str, Any]) -> str | None:
