@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
 import typer
@@ -180,7 +180,8 @@ def edit(
 def enable(
     automation: AutomationArgument, organization: OrganizationOption = None, format: FormatOption = Format.text
 ) -> None:
-    """Switch an automation on. What was held while it was paused goes on. Exit 3 when it was on already.
+    """Switch an automation on: for what happens from now on. What was held while it was paused goes on. Exit 3 when it
+    was on already.
 
     \b
     Example:
@@ -251,8 +252,8 @@ def runs(
     ] = None,
     organization: OrganizationOption = None,
     state: Annotated[
-        str | None,
-        typer.Option(help="only these: waiting, calling, held, done, failed, stopped or cancelled"),
+        Literal["waiting", "calling", "held", "done", "failed", "stopped", "cancelled"] | None,
+        typer.Option(help="only these"),
     ] = None,
     contact: Annotated[UUID | None, typer.Option(help="only this contact's")] = None,
     run: Annotated[UUID | None, typer.Option(help="only this run, with its steps")] = None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import typer
@@ -87,7 +87,8 @@ def timeline(
     contact: Contact,
     organization: Organization,
     category: Annotated[
-        str | None, typer.Option(help="ecommerce, messaging, tracking, engagement, contact or custom")
+        Literal["ecommerce", "messaging", "tracking", "engagement", "contact", "custom"] | None,
+        typer.Option(help="only of metrics of this category"),
     ] = None,
     source: Annotated[str | None, typer.Option(help="only from this source, such as shopify")] = None,
     since: Annotated[str | None, typer.Option(help="happened since: ISO time, 2h, 30d, yesterday")] = None,

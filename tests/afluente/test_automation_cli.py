@@ -175,6 +175,7 @@ def test_the_life_of_an_automation(play, run):
         (("show", "nobody"), "", 3, "there is no automation 'nobody'"),
         (("test", "nobody", "--payload", "-"), "{}", 3, "there is no automation"),
         (("test", "nobody"), "", 2, "--event or --payload"),
+        (("runs", "--state", "failing"), "", 2, "'failed'"),
         (("list", "--org", "ORG"), "", 3, ""),
     ],
 )
