@@ -36,7 +36,8 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
 
-    -- 1. Contacts that are not there yet, one by one: they are few beside the events, and each is a race to be won.
+    -- 1. People who are not there yet, or not by all that names them here, one by one: they are few beside the events, and
+    -- each is a race to be won.
     IF create_contacts THEN
         FOR _person IN
             SELECT DISTINCT ON (i.phone, i.email, i.contact_external_id, s.contact_source)
@@ -46,15 +47,18 @@ BEGIN
              WHERE i.contact_id IS NULL
                AND COALESCE(i.phone, i.email, i.contact_external_id) IS NOT NULL
                AND COALESCE(i.event_type, i.metric_name) IS NOT NULL
-               AND NOT EXISTS (SELECT FROM public.contact_identities k
-                                WHERE k.organization_id = _organization_id AND k.kind = 'phone' AND k.source = ''
-                                  AND k.value = i.phone)
-               AND NOT EXISTS (SELECT FROM public.contact_identities k
-                                WHERE k.organization_id = _organization_id AND k.kind = 'email' AND k.source = ''
-                                  AND k.value = i.email)
-               AND NOT EXISTS (SELECT FROM public.contact_identities k
-                                WHERE k.organization_id = _organization_id AND k.kind = 'external'
-                                  AND k.source = s.contact_source AND k.value = i.contact_external_id)
+               AND (   (i.phone IS NOT NULL AND NOT EXISTS (
+                            SELECT FROM public.contact_identities k
+                             WHERE k.organization_id = _organization_id AND k.kind = 'phone' AND k.source = ''
+                               AND k.value = i.phone))
+                    OR (i.email IS NOT NULL AND NOT EXISTS (
+                            SELECT FROM public.contact_identities k
+                             WHERE k.organization_id = _organization_id AND k.kind = 'email' AND k.source = ''
+                               AND k.value = i.email))
+                    OR (i.contact_external_id IS NOT NULL AND NOT EXISTS (
+                            SELECT FROM public.contact_identities k
+                             WHERE k.organization_id = _organization_id AND k.kind = 'external'
+                               AND k.source = s.contact_source AND k.value = i.contact_external_id)))
              ORDER BY i.phone, i.email, i.contact_external_id, s.contact_source, i.n
         LOOP
             SELECT m.contact_id, m.created INTO _made

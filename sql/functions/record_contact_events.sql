@@ -5,7 +5,8 @@
 --
 -- The contact is named by contact_id, or by phone (E.164 with the ninth digit), email (lower case) or contact_external_id
 -- (an id at contact_source, else at source), in this order. With `create_contacts` a person nobody knows becomes a contact,
--- which emits contact.created and records "Contact Created".
+-- which emits contact.created and records "Contact Created"; and a known one is known by the other names from then on, so
+-- that the next fact that has only those is about the same contact.
 --
 -- One row for each event, `n` as given: outcome `recorded`, or `duplicate` (contact_event_id is the one that names the fact
 -- already, be it of this very call), or `rejected` with a reason: no_contact, unknown_contact, no_type (neither contact event

@@ -334,6 +334,17 @@ def test_people_are_found_by_every_name_and_made_once(database, organization, co
     assert database.execute(created, [organization]) == [(3,)]
 
 
+@pytest.mark.parametrize("batch_rows", [1, 10])
+def test_known_person_is_known_by_what_else_names_it_from_then_on(database, organization, contact, batch_rows):
+    text = "phone,email,contact_external_id,name,metric,external_event_id\n"
+    text += "11 8765-4321,ana@x.br,,,m,1\n,ana@x.br,77,,m,2\n,,77,Ana B,m,3\n"
+    assert summary(imported(database, organization, text, create_contacts=True, batch_rows=batch_rows, lanes=1)) == (
+        3, 0, 0, 0,
+    )  # fmt: skip
+    assert {row[1] for row in stored(database, organization)} == {contact}
+    assert database.execute("SELECT email, name FROM contacts WHERE id = %s", [contact]) == [("ana@x.br", "Ana")]
+
+
 def test_file_of_one_organization_never_touches_another(database, organization, contact):
     theirs = database.organization("Theirs")
     foreign = make_contact(database, theirs, "+5511955550000")
