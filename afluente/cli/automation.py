@@ -23,7 +23,7 @@ import typer
 
 from afluente.cli import files
 from afluente.cli.exits import Exit
-from afluente.cli.output import Format, FormatOption, say, show
+from afluente.cli.output import Format, FormatOption, printable, say, show
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -80,7 +80,7 @@ def show_(
     definition = found.pop("definition")
     if format == Format.text:
         show(found, format)
-        print(json.dumps(definition, indent=2, ensure_ascii=False))
+        show(definition, Format.json)
     else:
         show(found | {"definition": definition}, format)
 
@@ -369,7 +369,7 @@ def _show_tried(tried: Any) -> None:
     print(f"conditions  {'hold' if tried.holds else 'do not hold'}")
     if tried.conditions is not None:
         for line in _lines(tried.conditions, 1):
-            print(line)
+            print(printable(line))
     if tried.state is not None:
         print(f"run         {tried.state}{f' ({tried.reason})' if tried.reason else ''}")
         rows = [{**step, "details": json.dumps(step["details"], ensure_ascii=False)} for step in tried.steps]
@@ -377,7 +377,7 @@ def _show_tried(tried: Any) -> None:
         show(rows, Format.text, ["step", "type", "state", "reason", "error", "wake_at", "details"])
         print()
         for emitted in tried.emits:
-            print(f"emits       {emitted}")
+            print(printable(f"emits       {emitted}"))
     say("this was a trial: nothing was kept, nobody was called or written to")
 
 

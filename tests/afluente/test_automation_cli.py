@@ -106,6 +106,9 @@ def test_the_life_of_an_automation(play, run):
     status, text, _ = run("test", made["id"], "--payload", "-", "--contact", contact, stdin='{"value": "99"}')
     assert status == 3
     assert 'no  event.value gte 100   found: ["99"]' in text
+    hostile = json.dumps({"value": "9\x9b2J"}, ensure_ascii=False)
+    text = run("test", made["id"], "--payload", "-", "--contact", contact, stdin=hostile)[1]
+    assert 'found: ["9\\x9b2J"]' in text
 
     # switched on, it runs; what waits is seen, and cancelled by switching it off
     assert run("enable", made["id"])[0] == 0
