@@ -119,6 +119,7 @@ def create(
       {"type": "contact_event", "event_type": T}  such as form_submitted
       {"type": "event", "event_type": T}          such as lead.stage_changed
       {"type": "webhook", "channel": ID, "source": S, "topic": T, "contact": {"phone": PATH}}
+                                                  S: shopify, or the source in a generic one's mapping
       {"type": "schedule", "cron": "0 9 * * mon-fri", "audience": "contacts" | {"tag": T}}
     \b
     Steps

@@ -105,6 +105,25 @@ async def of_event(conn: AsyncConnection[Any], event: Event) -> Known:
     return Known(contact_id, said)
 
 
+@dataclass(frozen=True)
+class Delivery:
+    """What came in, as far as triggers ask: `sender` is what a generic connection's mapping calls its sender."""
+
+    status: str | None = None
+    channel_id: UUID | None = None
+    sender: str | None = None
+
+
+async def delivery(conn: AsyncConnection[Any], event: Event) -> Delivery:
+    """The delivery that an event names; of one that is not there everything is None."""
+    parameters = {
+        "organization_id": event.organization_id,
+        "webhook_event_id": as_uuid(event.payload.get("webhook_event_id")),
+    }
+    row = await (await conn.execute(_SQL["webhook_status"], parameters)).fetchone()
+    return Delivery() if row is None else Delivery(*row)
+
+
 async def of_webhook(conn: AsyncConnection[Any], event: Event, paths: ContactPaths) -> Known:
     """What a delivery that came in says. The contact is whoever its facts are about, once it is normalised; else the
     one that its body names, if that is known."""

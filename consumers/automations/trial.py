@@ -97,7 +97,7 @@ async def attempt(
         contact = await f.of_contact(conn, organization_id, known.contact_id)
         facts = known.with_contact(contact)
         judged = None if definition.conditions is None else conditions.judge(definition.conditions, facts)
-        triggered, why = _is_triggered(definition, event)
+        triggered, why = _is_triggered(definition, event, await f.delivery(conn, event))
         holds = judged is None or judged.holds
         tried: list[dict[str, Any]] = []
         state = reason = None
@@ -121,7 +121,7 @@ async def attempt(
         )
 
 
-def _is_triggered(definition: Definition, event: Event) -> tuple[bool, str]:
+def _is_triggered(definition: Definition, event: Event, came: f.Delivery) -> tuple[bool, str]:
     metric, event_type = definition.keys
     match definition.trigger:
         case ScheduleTrigger():
@@ -129,7 +129,7 @@ def _is_triggered(definition: Definition, event: Event) -> tuple[bool, str]:
         case WebhookTrigger(source=source, topic=topic):
             meant = (
                 event.event_type == "webhook.received"
-                and source in (None, event.payload.get("source"))
+                and source in (None, event.payload.get("source"), came.sender)
                 and topic in (None, event.payload.get("topic"))
             )
             return meant, f"it waits for webhook.received of {source or 'any source'}, {topic or 'any topic'}"

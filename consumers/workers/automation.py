@@ -99,8 +99,8 @@ class AutomationWorker(TransactionalWorker):
         rows = await (await conn.execute(_SQL["webhook_triggers"], parameters)).fetchall()
         if not rows:
             return []
-        _, channel_id = await _webhook(conn, event)
-        return [str(row[0]) for row in rows if _is_meant(row[1], event, channel_id)]
+        came = await facts.delivery(conn, event)
+        return [str(row[0]) for row in rows if _is_meant(row[1], event, came)]
 
     async def handle(self, delivery: Delivery, ctx: Context) -> None:
         event = delivery.event
@@ -139,7 +139,7 @@ class AutomationWorker(TransactionalWorker):
             trigger = automation.definition.trigger
             if not isinstance(trigger, WebhookTrigger):
                 return
-            status, _ = await _webhook(ctx.connection, event)
+            status = (await facts.delivery(ctx.connection, event)).status
             age = ctx.now() - event.created_at
             if status == "received" and age < WEBHOOK_GIVEN_UP_AFTER:
                 wait = min(max(WEBHOOK_FIRST_WAIT, age / 4), WEBHOOK_LONGEST_WAIT)
@@ -163,24 +163,14 @@ class AutomationWorker(TransactionalWorker):
         await schedules.emit_due(ctx)
 
 
-async def _webhook(conn: AsyncConnection[Any], event: Event) -> tuple[str | None, UUID | None]:
-    """Status and connection of the delivery that an event names."""
-    parameters = {
-        "organization_id": event.organization_id,
-        "webhook_event_id": facts.as_uuid(event.payload.get("webhook_event_id")),
-    }
-    row = await (await conn.execute(_SQL["webhook_status"], parameters)).fetchone()
-    return (None, None) if row is None else (row[0], row[1])
-
-
-def _is_meant(definition: Any, event: Event, channel_id: UUID | None) -> bool:
+def _is_meant(definition: Any, event: Event, came: facts.Delivery) -> bool:
     """Whether a webhook trigger is for this delivery. One that cannot be read is: the delivery then says why."""
     try:
         trigger = read(definition).trigger
     except BadDefinition:
         return True
     return isinstance(trigger, WebhookTrigger) and (
-        trigger.channel in (None, channel_id)
-        and trigger.source in (None, event.payload.get("source"))
+        trigger.channel in (None, came.channel_id)
+        and trigger.source in (None, event.payload.get("source"), came.sender)
         and trigger.topic in (None, event.payload.get("topic"))
     )

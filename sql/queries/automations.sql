@@ -93,7 +93,12 @@ SELECT contact_id
    AND value = %(value)s;
 
 -- name: webhook_status
-SELECT status, channel_id FROM webhook_events WHERE organization_id = %(organization_id)s AND id = %(webhook_event_id)s;
+-- `sender`: of a generic connection the name in its mapping.
+SELECT w.status, w.channel_id, CASE WHEN w.source = 'generic' THEN c.external_id END AS sender
+  FROM webhook_events w
+  LEFT JOIN channels c ON c.organization_id = w.organization_id AND c.id = w.channel_id
+ WHERE w.organization_id = %(organization_id)s
+   AND w.id = %(webhook_event_id)s;
 
 -- name: message
 SELECT body, message_type, direction, conversation_id

@@ -465,7 +465,8 @@ async def test_an_audience_of_many_pages_is_reached_once_each(play, monkeypatch)
 
 async def test_a_delivery_that_came_in_starts_what_waits_for_it_once_it_is_normalised(play):
     channel = play.scalar(
-        "INSERT INTO channels (organization_id, kind, source) VALUES (%s, 'generic', 'generic') RETURNING id",
+        "INSERT INTO channels (organization_id, kind, source, external_id)"
+        " VALUES (%s, 'generic', 'generic', 'box_office') RETURNING id",
         play.organization,
     )
     ana, bia = play.contact(), play.contact("Bia", "+5511900000000")
@@ -479,6 +480,7 @@ async def test_a_delivery_that_came_in_starts_what_waits_for_it_once_it_is_norma
         mapped, ADD_VIP, conditions={"field": "webhook.body.seats", "op": "gt", "value": 1}, name="booked"
     )
     other = play.automation({"type": "webhook", "source": "stripe"}, ADD_VIP)
+    by_name = play.automation({"type": "webhook", "source": "box_office", "topic": "cancelled"}, ADD_VIP)
 
     def arrives(body, topic="booked", status="processed"):
         row = play.scalar(
@@ -514,3 +516,4 @@ async def test_a_delivery_that_came_in_starts_what_waits_for_it_once_it_is_norma
     ]  # fmt: skip
     assert play.steps(automation) == [("done", None), ("done", None), ("skipped", "no_contact")]
     assert play.runs(other) == []
+    assert len(play.runs(by_name)) == 1
