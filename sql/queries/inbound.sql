@@ -404,14 +404,16 @@ SELECT conversation_id, opened
     webhook_event_id => %(webhook_event_id)s);
 
 -- name: insert_message
--- The message that it answers is found by its names, now or when it comes.
 INSERT INTO messages (organization_id, conversation_id, contact_id, direction, message_type, body, media_urls,
-                      reply_to_names, waha_message_id, status, metadata, occurred_at)
+                      waha_message_id, status, metadata, occurred_at)
 VALUES (%(organization_id)s, %(conversation_id)s, %(contact_id)s, %(direction)s, %(message_type)s, %(body)s,
-        %(media_urls)s, NULLIF(%(reply_to)s::text[], '{}'), %(waha_message_id)s, %(status)s, %(metadata)s,
-        %(occurred_at)s)
+        %(media_urls)s, %(waha_message_id)s, %(status)s, %(metadata)s, %(occurred_at)s)
 ON CONFLICT (organization_id, waha_message_id) DO NOTHING
 RETURNING id;
+
+-- name: answer_message
+-- The message that it answers is found by its names, now or when it comes.
+SELECT answer_message(%(message_id)s, %(names)s);
 
 -- name: insert_message_event
 -- What became of a message, once. Held by the provider's id when the message is not known yet.

@@ -67,11 +67,12 @@ class Messages:
             message_type=message.kind,
             body=message.body,
             media_urls=urls,
-            reply_to=self._ids(message.reply_to),
             waha_message_id=name,
             metadata={**message.content, **({"media": list(message.media)} if message.media else {})},
             occurred_at=message.occurred_at,
         )
+        if message.reply_to:
+            await self._writing.execute("answer_message", message_id=message_id, names=self._ids(message.reply_to))
         await self._writing.emit(
             "message.received",
             entity_kind="message",
@@ -106,7 +107,6 @@ class Messages:
             message_type=message.kind,
             body=message.body,
             media_urls=[],
-            reply_to=[],
             waha_message_id=name,
             metadata=dict(message.content),
             occurred_at=message.occurred_at,

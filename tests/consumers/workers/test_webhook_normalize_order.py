@@ -73,19 +73,20 @@ async def test_answer_finds_its_message_whichever_came_first(inbound, channel, o
         post([text("in-order", "obrigada", context={"id": "ours"}), text("again", ":)", context={"id": "late"})]),
     )
     answers = inbound.rows(
-        "SELECT m.waha_message_id AS name, a.waha_message_id AS answered, m.reply_to_names AS awaits FROM messages m"
-        " LEFT JOIN messages a ON a.id = m.reply_to WHERE m.direction = 'in' ORDER BY 1"
+        "SELECT m.waha_message_id AS name, a.waha_message_id AS answered, w.name AS awaits FROM messages m"
+        " LEFT JOIN messages a ON a.id = m.reply_to LEFT JOIN awaited_messages w ON w.answer_id = m.id"
+        " WHERE m.direction = 'in' ORDER BY 1"
     )
     assert [tuple(row.values()) for row in answers] == [
         ("again", "late", None),
         ("in-order", "ours", None),
         ("late", "ours", None),
-        ("other", None, ["never"]),
+        ("other", None, "never"),
     ]
     # another organization's message of that name is not what is meant
     other = inbound.channel("whatsapp", inbound.database.organization(), external_id="2")
     await play(inbound, other, echo("never", number="2"))
-    assert inbound.rows("SELECT FROM messages WHERE reply_to_names IS NOT NULL") == [{}]
+    assert len(inbound.rows("SELECT FROM awaited_messages")) == 1
 
 
 async def race(inbound):
