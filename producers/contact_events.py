@@ -25,7 +25,7 @@ from psycopg.rows import scalar_row
 from afluente import telemetry
 from producers.emit import Causation, checked, to_json
 from producers.errors import PayloadError, translate
-from schemas.contact_events import contact_event_type_of, metric_of
+from schemas.contact_events import contact_event_type_of, metric_of, unknown_type
 from schemas.events.base import Payload
 
 __all__ = [
@@ -203,6 +203,8 @@ def _parameters(contact_id: UUID | None, source: str, fact: Fact) -> dict[str, A
         return None
     if event_type is None and metric_name is None:
         raise PayloadError("a contact event has a contact event type, a metric, or both", field="event_type")
+    if (wrong := unknown_type(event_type)) is not None:
+        raise PayloadError(wrong, field="event_type")
     given["event_type"] = contact_event_type_of(metric_name or "") if event_type is None else event_type
     given["metric_name"] = metric_of(event_type or "") if metric_name is None else metric_name
     given["source"] = source

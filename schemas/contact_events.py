@@ -9,6 +9,7 @@ has a category, a label in each language, and every trigger a metric.
 """
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Literal
 
 Language = Literal["pt-BR", "en", "es"]
@@ -172,3 +173,13 @@ def contact_event_type_of(metric: str) -> str | None:
     """The contact event type that names the same facts as a metric, None when there is none."""
     known = METRICS.get(metric)
     return None if known is None else known.contact_event_type
+
+
+def unknown_type(contact_event_type: str | None) -> str | None:
+    """What is wrong with a contact event type that is none of the 20, for whoever named it; None when it is one, or
+    none is named. Facts of one's own are metrics: any name will do for those."""
+    if contact_event_type is None or contact_event_type in CONTACT_EVENT_TYPES:
+        return None
+    near = get_close_matches(contact_event_type, CONTACT_EVENT_TYPES, n=1)
+    meant = f"did you mean {near[0]}?" if near else "a fact of your own is a metric, which may have any name"
+    return f"there is no contact event type {contact_event_type[:100]!r}: {meant}"

@@ -156,6 +156,9 @@ def import_(
     again: Annotated[
         bool, typer.Option("--again", help="read a file that was imported before; nothing of it is recorded twice")
     ] = False,
+    automations: Annotated[
+        bool, typer.Option("--automations", help="the facts may start automations, as if they had just happened")
+    ] = False,
     lanes: Annotated[int, typer.Option(help="connections that write side by side", min=1, max=32)] = 2,
     batch_rows: Annotated[
         int,
@@ -171,7 +174,8 @@ def import_(
     The contact is named by contact_id, phone, email or contact_external_id (an id at contact_source, else at source). A
     fact with external_event_id (its name at its source, `order_paid:1001`) is recorded once, whoever brings it; a row
     without one is named by the file's content and its line, so the same file never counts twice. Ended by Ctrl-C, a
-    kill or a server that went away: run the same command again, it goes on where it was.
+    kill or a server that went away: run the same command again, it goes on where it was. Automations are not started by
+    what is imported, unless --automations says so.
 
     Exit 5 when some rows were rejected (the rejected file has them with line and reason; mend it and import it), 1 when
     all were, 3 when the file was imported before.
@@ -209,6 +213,7 @@ def import_(
         lanes=lanes,
         batch_rows=batch_rows,
         actor=who(),
+        automations=automations,
     )
     wanted = importing.Format(input_format.value) if input_format else None
     with importing.Source.open(file, sys.stdin.buffer, wanted) as opened:

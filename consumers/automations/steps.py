@@ -457,8 +457,8 @@ class Steps:
 
 
 _NO_CHANNEL = (
-    "there is no active WhatsApp channel to write on: name one in the step when the organization has several and the "
-    "contact has had no conversation"
+    "there is no WhatsApp channel to write on: either none is active, or there are several and the contact has had no "
+    "conversation on any of them: name one in the step (`channel`)"
 )
 
 

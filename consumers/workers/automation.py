@@ -78,6 +78,8 @@ class AutomationWorker(TransactionalWorker):
         return found
 
     async def _started_by(self, event: Event, conn: AsyncConnection[Any]) -> list[str]:
+        if event.metadata.get("automations") == "no":
+            return []  # imported: it happened long ago
         is_fact = event.event_type == CONTACT_EVENT
         kind = event.payload.get("contact_event_type") if is_fact else event.event_type
         metric = event.payload.get("metric_name") if is_fact else None

@@ -73,6 +73,8 @@ class Options:
     lanes: int = LANES
     batch_rows: int = BATCH_ROWS
     actor: str = "import"
+    automations: bool = False
+    """The facts may start automations, as if each had just happened. Old ones seldom should."""
 
 
 @dataclass
@@ -356,6 +358,11 @@ class _Lane:
                     raise
         raise AssertionError("unreachable")
 
+    @property
+    def _metadata(self) -> dict[str, str]:
+        told = {} if self._options.automations else {"automations": "no"}
+        return {"source": "import", "actor_id": self._options.actor[:255], **told}
+
     def _record(self, conn: psycopg.Connection[Any], batch: _Batch) -> _Counts:
         """One batch, in the transaction that also says that it is through."""
         parameters = {"organization_id": self._organization_id, "import_id": self._import_id, "batch": batch.number}
@@ -400,7 +407,7 @@ class _Lane:
                         "first": items[0][0],
                         "last": items[-1][0],
                         "create_contacts": self._options.create_contacts,
-                        "metadata": Jsonb({"source": "import", "actor_id": self._options.actor[:255]}),
+                        "metadata": Jsonb(self._metadata),
                     },
                 ).fetchone()
             assert row is not None

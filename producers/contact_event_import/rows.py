@@ -36,7 +36,7 @@ import orjson
 from producers.contact_events import MAX_LENGTHS, SOURCE_TYPES
 from producers.ingest.normalize.facts import email_identity, phone_identity
 from schemas.codec import check_properties
-from schemas.contact_events import contact_event_type_of
+from schemas.contact_events import contact_event_type_of, unknown_type
 from schemas.errors import EncodeError
 from schemas.events.contact_event import PROPERTIES
 
@@ -109,6 +109,8 @@ class Judge:
         event_type, metric = get("event_type"), get("metric")
         if event_type is None and metric is None:
             raise Rejected("neither event_type nor metric")
+        if (wrong := unknown_type(event_type)) is not None:
+            raise Rejected(wrong)
         source = get("source") or self._source
         if source is None:
             raise Rejected("no source: give the column, or --source for all rows")

@@ -67,6 +67,8 @@ def test_row_is_typed_and_canonical(judge):
         ({"email": "nobody"}, "email cannot be read as one$"),
         ({"contact_id": "x"}, "contact_id is not a UUID$"),
         ({"metric": None}, "neither event_type nor metric"),
+        ({"event_type": "purchase_complete"}, "did you mean purchase_completed"),
+        ({"event_type": "loyalty_earned"}, "a fact of your own is a metric"),
         ({"source": "x" * 101}, "source has 101 characters"),
         ({"source_type": "OTHER"}, "source_type must be one of"),
         ({"value": "10,50"}, "is not an amount such as 297.90"),
@@ -248,11 +250,11 @@ def test_every_row_is_recorded_once_with_its_event(database, organization, conta
         contact, Decimal("1.50"), datetime(2026, 11, 20, 13, tzinfo=UTC), "Order Placed",
     )  # fmt: skip
     ((events, sources),) = database.execute(
-        "SELECT count(*), array_agg(DISTINCT metadata ->> 'source') FROM event_log"
+        "SELECT count(*), array_agg(DISTINCT (metadata ->> 'source', metadata ->> 'automations')::text) FROM event_log"
         " WHERE organization_id = %s AND event_type = 'contact_event.recorded'",
         [organization],
     )
-    assert (events, sources) == (10, ["import"])
+    assert (events, sources) == (10, ["(import,no)"])
     ((details,),) = database.execute(
         "SELECT details FROM audit_logs WHERE organization_id = %s AND action = 'contact_event.imported'",
         [organization],
@@ -263,7 +265,8 @@ def test_every_row_is_recorded_once_with_its_event(database, organization, conta
     assert again.finished_before
     assert summary(again) == (10, 1, 0, 0)
     assert summary(imported(database, organization, text, again=True)) == (0, 11, 0, 0)
-    assert summary(imported(database, organization, text + fact(11) + "\n")) == (1, 11, 0, 0)
+    assert summary(imported(database, organization, text + fact(11) + "\n", automations=True)) == (1, 11, 0, 0)
+    assert database.execute("SELECT count(*) FROM event_log WHERE NOT metadata ? 'automations'") == [(1,)]
 
 
 def test_rows_without_names_are_named_by_the_file(database, organization, contact):

@@ -33,7 +33,7 @@ from producers import EmitError
 from producers.emit import MAX_PAYLOAD_BYTES, to_json
 from producers.errors import PayloadError
 from producers.ingest.normalize import facts
-from schemas.contact_events import contact_event_type_of, metric_of
+from schemas.contact_events import contact_event_type_of, metric_of, unknown_type
 from schemas.published import CONTACT_EVENT
 
 DEFAULT_LIMIT: Final = 50
@@ -113,6 +113,8 @@ def _named(contact: ContactRef | None) -> Prepared:
 
 def _check_schema(given: ContactEventIn, properties: str) -> None:
     """What the relay will do with the event, once it is committed. Raises PayloadError."""
+    if (wrong := unknown_type(given.event_type)) is not None:
+        raise PayloadError(wrong, field="event_type", hint="GET /v1/event-types lists them")
     event_type = given.event_type or contact_event_type_of(given.metric or "")
     now = datetime.now(UTC)
     payload = {

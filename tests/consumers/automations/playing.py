@@ -94,14 +94,14 @@ class Play:
 
     def record(self, contact, metric="Order Paid", event_type=None, fact=None, **given):
         """A contact event, as any source records it."""
-        given = {"properties": {}, "value": None, "entity_type": None, "object_id": None} | given
+        given = {"properties": {}, "value": None, "entity_type": None, "object_id": None, "metadata": {}} | given
         with postgres.connect(self.database.url) as conn, postgres.act_for_sync(conn, self.organization):
             return conn.execute(
                 "SELECT record_contact_event(contact_id => %s, metric_name => %s, event_type => %s,"
                 " source => 'shopify', external_event_id => %s, value => %s, properties => %s, entity_type => %s,"
-                " object_id => %s)",
+                " object_id => %s, metadata => %s)",
                 [contact, metric, event_type, fact, given["value"], Jsonb(given["properties"]), given["entity_type"],
-                 given["object_id"]],
+                 given["object_id"], Jsonb(given["metadata"])],
             ).fetchone()[0]  # fmt: skip
 
     def emit(self, event_type, entity_kind, entity_id, payload, metadata=None):

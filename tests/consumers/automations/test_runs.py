@@ -311,11 +311,13 @@ async def test_what_happened_before_it_was_switched_on_starts_nothing_however_la
     automation = play.automation("order_paid", ADD_VIP, status="disabled")
     play.record(contact, fact="order_paid:off")
     play.set_status(automation, "enabled")
+    play.record(contact, fact="order_paid:imported", metadata={"automations": "no"})
     play.record(contact, fact="order_paid:on")
     play.set_status(automation, "paused")
     play.record(contact, fact="order_paid:paused")
     play.set_status(automation, "enabled")
     play.set_status(automation, "enabled")
+    play.record(contact, fact="order_paid:imported again", metadata={"automations": "no"})
     play.record(contact, fact="order_paid:again")
     await play.work()
     # the one from before the pause is left out too: what would be done now is no longer what was on then
