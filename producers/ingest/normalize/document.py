@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from producers.ingest.sources import is_too_wide
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LEAST, _CONTEXT = Decimal("1e-20"), Context(prec=60)
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{0,20})?\Z")
@@ -118,10 +120,13 @@ class Document:
 
 
 def read_document(body: bytes) -> Document | None:
-    """The body as a JSON object; None for anything else. Decimals are exact, integers of any size are whole.
+    """The body as a JSON object; None for anything else, or one of too many parts (`is_too_wide`). Decimals are exact,
+    integers of any size are whole.
 
     NUL and lone surrogates, which no Postgres text holds, become U+FFFD.
     """
+    if is_too_wide(body):
+        return None
     try:
         value = _exact.decode(body)
         if b"\\u0000" in body:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from producers.ingest import sources
 from producers.ingest.normalize import facts, moments, money, normalize
 from producers.ingest.normalize import phone as phones
 from producers.ingest.normalize.document import read_document
@@ -218,3 +219,10 @@ def test_no_shape_makes_a_normaliser_fail(value):
 def test_unknown_source_is_kept():
     result = normalize("nobody", b"{}", {}, Context(topic="x", received_at=RECEIVED))
     assert (result.status, result.reason) == ("unrecognised", "unknown_source")
+
+
+def test_a_body_of_more_parts_than_any_delivery_has_is_not_read():
+    wide = b'{"a":[' + b"[]," * sources.MAX_CONTAINERS + b"[]]}"
+    assert read_document(wide) is None
+    assert sources.read_object(wide) is None
+    assert read_document(b'{"a":[' + b"[]," * 1000 + b"[]]}") is not None
