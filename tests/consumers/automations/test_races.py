@@ -7,14 +7,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from afluente import postgres
+from afluente import postgres as connections
 from consumers import Delivery
 from consumers.automations import book
 from consumers.runtime.context import HandlerContext
 from tests.consumers.automations.playing import Play
+from tests.fixtures.postgres import clone
 
 ADD_VIP = {"type": "add_tag", "tag": "vip"}
 WAITING = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+
+@pytest.fixture(scope="module")
+def database(postgres, template):
+    """One for all: every test has an organization of its own in it."""
+    with clone(postgres, template) as database:
+        yield database
 
 
 @pytest.fixture
@@ -27,9 +35,9 @@ async def handled(play, event, target=""):
     """The event handled, committed at the end of the block."""
     worker = play.workers[0]
     async with (
-        await postgres.connect_async(play.database.url) as conn,
+        await connections.connect_async(play.database.url) as conn,
         conn.transaction(),
-        postgres.act_for(conn, play.organization),
+        connections.act_for(conn, play.organization),
     ):
         ctx = HandlerContext(conn, play.clock, SimpleNamespace(worker=worker.name), event)
         await worker.handle(Delivery(worker.name, event, target, 1, 0), ctx)
@@ -68,7 +76,7 @@ async def test_nothing_begins_once_it_is_switched_off(play, status):
         async with handled(play, event, str(automation)):
             pass
 
-    with postgres.connect(play.database.url) as conn:
+    with connections.connect(play.database.url) as conn:
         book.set_status(conn, book.find(conn, str(automation)), status, play.clock.now())
         beginning = asyncio.create_task(begin())
         await until_waiting_or_done(play, beginning)
@@ -87,7 +95,7 @@ async def test_time_that_is_due_survives_what_does_not_change_it(play, steps):
     if steps is None:
         play.set_status(automation, "enabled")
     else:
-        with postgres.connect(play.database.url) as conn:
+        with connections.connect(play.database.url) as conn:
             source = {"name": "daily", "trigger": schedule, "steps": steps}
             book.edit(conn, play.keyring, book.find(conn, str(automation)), source, play.clock.now())
     assert len(await play.tick()) == 1
