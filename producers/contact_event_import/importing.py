@@ -236,19 +236,25 @@ def _begin(conn: psycopg.Connection[Any], organization_id: UUID, source: Source,
             zone = ZoneInfo(options.timezone or row[0])
         except (KeyError, ValueError):
             raise Refused(f"there is no time zone {options.timezone or row[0]!r}") from None
+        parameters = {
+            "organization_id": organization_id,
+            "file_name": source.name,
+            "file_sha256": source.sha256,
+            "batch_rows": options.batch_rows,
+            "options": Jsonb({"source": options.source, "create_contacts": options.create_contacts}),
+            "started_by": options.actor[:255],
+        }
+        import_id, batch_rows, began, told, finished_at = conn.execute(_SQL["begin"], parameters).fetchone()  # type: ignore[misc]
+        if told["source"] not in (None, options.source):
+            # Facts without a name of their own are named by file, line and source.
+            raise Refused(
+                f"this file was imported, or begun, at {began:%Y-%m-%d %H:%M} with --source {told['source']}: "
+                "with another one its facts would count twice",
+                hint="give the same --source",
+            )
         if options.again:
-            conn.execute(_SQL["restart"], {"organization_id": organization_id, "file_sha256": source.sha256})
-        import_id, batch_rows, _, finished_at = conn.execute(  # type: ignore[misc]
-            _SQL["begin"],
-            {
-                "organization_id": organization_id,
-                "file_name": source.name,
-                "file_sha256": source.sha256,
-                "batch_rows": options.batch_rows,
-                "options": Jsonb({"source": options.source, "create_contacts": options.create_contacts}),
-                "started_by": options.actor[:255],
-            },
-        ).fetchone()
+            conn.execute(_SQL["restart"], parameters)
+            import_id, batch_rows, _, _, finished_at = conn.execute(_SQL["begin"], parameters).fetchone()  # type: ignore[misc]
         parameters = {"organization_id": organization_id, "import_id": import_id}
         done = frozenset(number for (number,) in conn.execute(_SQL["batches"], parameters))
     result = Result(import_id, batches_before=len(done), finished_before=finished_at is not None)

@@ -4,7 +4,7 @@ INSERT INTO contact_event_import AS i (organization_id, file_name, file_sha256, 
 VALUES (%(organization_id)s, %(file_name)s, %(file_sha256)s, %(batch_rows)s, %(options)s, %(started_by)s)
 ON CONFLICT (organization_id, file_sha256) DO UPDATE
     SET file_name = i.file_name
-RETURNING i.id, i.batch_rows, i.started_at, i.finished_at;
+RETURNING i.id, i.batch_rows, i.started_at, i.options, i.finished_at;
 
 -- name: restart
 -- Read the file again from its first line. What it recorded has its names, and is not recorded twice.

@@ -267,6 +267,9 @@ def test_every_row_is_recorded_once_with_its_event(database, organization, conta
     assert summary(imported(database, organization, text, again=True)) == (0, 11, 0, 0)
     assert summary(imported(database, organization, text + fact(11) + "\n", automations=True)) == (1, 11, 0, 0)
     assert database.execute("SELECT count(*) FROM event_log WHERE NOT metadata ? 'automations'") == [(1,)]
+    for more in ({}, {"again": True}):
+        with pytest.raises(Refused, match="with --source erp: with another one its facts would count twice"):
+            imported(database, organization, text, source="shop", **more)
 
 
 def test_rows_without_names_are_named_by_the_file(database, organization, contact):
