@@ -32,7 +32,7 @@ def the_one(found, text):
 
 @pytest.mark.parametrize("arguments", commands(), ids=" ".join)
 def test_commands_have_the_options_the_readme_gives_them(arguments):
-    words = [word for word in arguments if word.isalpha()][:2]
+    words = [word for word in arguments if word.replace("-", "").isalpha() and not word.startswith("-")][:2]
     shown = subprocess.run([COMMAND, *words, "--help"], capture_output=True, text=True, timeout=60)
     if shown.returncode != 0:  # the second word was an argument
         shown = subprocess.run([COMMAND, words[0], "--help"], capture_output=True, text=True, timeout=60)
