@@ -456,7 +456,9 @@ def test_killed_import_goes_on_and_counts_everything_once(command, database, tmp
 
 
 def test_interrupted_import_says_how_to_go_on(command, database):
-    process = command("--lanes", 1, start=True, AFLUENTE_FAULT="import.after_commit:1:STOP")
+    process = command(
+        "--lanes", 1, "--batch-rows", 1, start=True, AFLUENTE_FAULT="import.after_commit:1:STOP"
+    )  # so many batches are left that it hears the signal before it is through
     while not stopped(process.pid):  # by itself, after its first batch
         threading.Event().wait(0.01)
     process.signal(signal.SIGINT)

@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from producers.ingest.normalize import facts, phone
+from schemas.contact_events import CONTACT_EVENT_TYPES
 
 MAX_BATCH = 500
 MAX_UNKNOWN = 20
@@ -232,7 +233,11 @@ class ContactEventIn(Model):
     contact_id: Annotated[Id | None, Field(description="the contact's id here; this or `contact`")] = None
     contact: Annotated[ContactRef | None, Field(description="the contact by phone, e-mail or external id")] = None
     event_type: Annotated[
-        Text100 | None, Field(description="a contact event type; with its metric where one names the same fact")
+        Text100 | None,
+        Field(
+            description="a contact event type; with its metric where one names the same fact",
+            json_schema_extra={"enum": [*CONTACT_EVENT_TYPES, None]},
+        ),
     ] = None
     metric: Annotated[Text100 | None, Field(description='a metric by its name, such as "Order Paid"')] = None
     source: Annotated[Text100, Field(description="the system that knows the fact")] = "api"

@@ -189,7 +189,9 @@ async def test_a_page_is_found_by_an_index(api, organization, database):
             INSERT INTO contacts (organization_id, source) SELECT %s, 'x' FROM generate_series(1, 500) RETURNING *
         )
         INSERT INTO contact_events (organization_id, contact_id, source_type, source, event_type, occurred_at)
-        SELECT p.organization_id, p.id, 'EXTERNAL', 'x', 'product_viewed', timestamptz '2026-10-01' + n * interval '1 h'
+        SELECT p.organization_id, p.id, 'EXTERNAL', 'x',
+               CASE WHEN mod(n, 10) = 0 THEN 'product_viewed' ELSE 'product_asked' END,
+               timestamptz '2026-10-01' + n * interval '1 h'
           FROM people p, generate_series(1, 20) n
         """,
         [organization],

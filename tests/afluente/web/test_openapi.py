@@ -55,5 +55,11 @@ def test_schemathesis_finds_no_difference_between_document_and_api(operation, ad
         answered.add(case.call_and_validate(headers={"Authorization": f"Bearer {wanted}"}).status_code)
 
     attack()
+    if operation.method == "POST":  # what is made up is seldom a fact that fits: the documented one must be
+        name = {"/events": "EventIn", "/contact-events": "ContactEventIn"}[operation.path]
+        case = attacked.Case(
+            body=schema.raw_schema["components"]["schemas"][name]["examples"][0], media_type="application/json"
+        )
+        answered.add(case.call_and_validate(headers={"Authorization": f"Bearer {wanted}"}).status_code)
     if "{" not in operation.path:
         assert answered & {200, 201, 207}, "nothing was accepted, so nothing was tested"

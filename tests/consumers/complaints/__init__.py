@@ -28,7 +28,7 @@ already is named here and not repeated; `test_the_table.py` holds this table to 
                                           tests/consumers/runtime/test_strangers.py::test_a_record_at_its_topics_limit_is_buried_whole_where_the_topics_are_as_declared
                                           tests/consumers/runtime/test_strangers.py::test_a_delivery_whose_retry_record_no_topic_takes_is_dead_and_can_be_retried
     C13  poison pills loop                tests/consumers/runtime/test_service.py::test_poison_on_every_topic_is_a_dead_letter_with_its_bytes_and_stops_nothing
-                                          tests/consumers/runtime/test_service.py::test_headers_nobody_can_read_are_a_dead_letter_and_odd_ones_are_passed_on
+                                          tests/consumers/runtime/test_service.py::test_headers_nobody_can_read_are_a_dead_letter_where_they_are_needed_and_odd_ones_are_passed_on
     C14  no dead letter can be written    tests/consumers/runtime/test_service.py::test_a_dead_letter_that_cannot_be_written_holds_its_offset_and_nothing_else
     C15  replays loop, or replay twice    tests/consumers/dead_letters/test_dlq.py::test_a_retry_reaches_only_the_worker_and_target_that_failed
                                           tests/consumers/dead_letters/test_dlq.py::test_a_kill_between_copy_and_close_loses_nothing_and_doubles_nothing

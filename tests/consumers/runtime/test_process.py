@@ -113,4 +113,4 @@ def test_the_list_names_every_worker_and_what_is_open(organization, database, to
     found = {entry["worker"]: entry for entry in json.loads(listed.stdout)}
     assert found["webhook-dispatch-worker"]["waiting"] == 1
     assert found["webhook-dispatch-worker"]["kind"] == "external"
-    assert found["webhook-normalize-worker"]["event_types"] == ["webhook.received"]
+    assert found["webhook-normalize-worker"]["event_types"] == ["webhook.checkout_due", "webhook.received"]
