@@ -25,7 +25,7 @@ import typing
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
@@ -53,6 +53,7 @@ _TEXT_LENGTHS = {**MAX_LENGTHS, "metric": 100, "contact_external_id": 320, "cont
 _TEXTS = tuple(_TEXT_LENGTHS.items())
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
 _AMOUNT = re.compile(r"-?[0-9]{1,38}(\.[0-9]{1,38})?\Z")
+_BEYOND = 10**38  # no amount has more digits, and an integer may have more than a float can be asked about
 _CURRENCY = re.compile(r"[A-Z]{3}\Z")
 _LONG_DIGITS = re.compile(rb"[0-9]{19}")
 _UNFIT = re.compile("[\0\ud800-\udfff]")
@@ -269,11 +270,8 @@ def _amount(given: Any) -> str:
     if type(given) is str:
         if _AMOUNT.match(given):
             return given
-    elif type(given) in (int, float) and math.isfinite(given):
-        try:
-            text = format(Decimal(repr(given)), "f")
-        except InvalidOperation:  # pragma: no cover - repr of a number is one
-            text = ""
+    elif (type(given) is int and abs(given) < _BEYOND) or (type(given) is float and math.isfinite(given)):
+        text = format(Decimal(repr(given)), "f")
         if _AMOUNT.match(text):
             return text
     raise Rejected(f"value {str(given)[:60]!r} is not an amount such as 297.90")

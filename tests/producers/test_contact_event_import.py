@@ -73,6 +73,7 @@ def test_row_is_typed_and_canonical(judge):
         ({"source_type": "OTHER"}, "source_type must be one of"),
         ({"value": "10,50"}, "is not an amount such as 297.90"),
         ({"value": float("inf")}, "is not an amount"),
+        ({"value": 10**400}, "is not an amount"),
         ({"value": True}, "is not an amount"),
         ({"currency": "real"}, "is not one such as BRL"),
         ({"occurred_at": "20/11/2026"}, "is not ISO 8601"),
