@@ -22,6 +22,10 @@ app = typer.Typer(
     help="Measure on this machine, beside other ways to do it.", no_args_is_help=True, rich_markup_mode=None
 )
 
+RunsOption = Annotated[int, typer.Option("--runs", min=1, help="of each measurement; the median counts")]
+StateDirOption = Annotated[Path, typer.Option("--state-dir", help="where its servers and logs are while it runs")]
+KeepOption = Annotated[bool, typer.Option("--keep", help="leave the data and logs there")]
+ReportOption = Annotated[Path | None, typer.Option("--report", help="also write everything to this file as Markdown")]
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -43,16 +47,12 @@ def relay(
         ),
     ] = None,
     rows: Annotated[int, typer.Option("--rows", min=1_000, help="rows to drain")] = 200_000,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="of each measurement; the median counts")] = 3,
+    runs: RunsOption = 3,
     seconds: Annotated[float, typer.Option("--seconds", min=2, help="of each latency and emission run")] = 15.0,
     backlog_rows: Annotated[int, typer.Option("--backlog-rows", min=1_000, help="of the part memory")] = 5_000_000,
-    state_dir: Annotated[Path, typer.Option("--state-dir", help="where its servers and logs are while it runs")] = Path(
-        ".afluente/bench"
-    ),
-    keep: Annotated[bool, typer.Option("--keep", help="leave the data and logs there")] = False,
-    report: Annotated[
-        Path | None, typer.Option("--report", help="also write everything to this file as Markdown")
-    ] = None,
+    state_dir: StateDirOption = Path(".afluente/bench"),
+    keep: KeepOption = False,
+    report: ReportOption = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Measure the relay: drain, delay, what it costs the writers, an empty poll.
@@ -95,7 +95,7 @@ def worker(
         typer.Option("--part", metavar="transactional|external|bad-record|memory|fairness|retry", help="only these"),
     ] = None,
     events: Annotated[int, typer.Option("--events", min=1_000, help="of the transactional part")] = 100_000,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="of each measurement; the median counts")] = 3,
+    runs: RunsOption = 3,
     behind: Annotated[
         list[int] | None,
         typer.Option(
@@ -104,13 +104,9 @@ def worker(
     ] = None,
     big_records: Annotated[int, typer.Option("--big-records", min=10, help="memory: records of 100 kB")] = 3_000,
     failures: Annotated[int, typer.Option("--failures", min=100, help="retry: events that fail at once")] = 10_000,
-    state_dir: Annotated[Path, typer.Option("--state-dir", help="where its servers and logs are while it runs")] = Path(
-        ".afluente/bench"
-    ),
-    keep: Annotated[bool, typer.Option("--keep", help="leave the data and logs there")] = False,
-    report: Annotated[
-        Path | None, typer.Option("--report", help="also write everything to this file as Markdown")
-    ] = None,
+    state_dir: StateDirOption = Path(".afluente/bench"),
+    keep: KeepOption = False,
+    report: ReportOption = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Measure workers: in transactions, with outside calls, with a bad record, memory, fairness, retries.
@@ -154,13 +150,9 @@ def load(
     rate: Annotated[int, typer.Option("--rate", min=60, help="events a minute")] = 10_000,
     minutes: Annotated[float, typer.Option("--minutes", min=0.05, help="for so long")] = 10.0,
     max_lag_s: Annotated[float, typer.Option("--max-lag-s", min=1, help="more than this is too much")] = 30.0,
-    state_dir: Annotated[Path, typer.Option("--state-dir", help="where its servers and logs are while it runs")] = Path(
-        ".afluente/bench"
-    ),
-    keep: Annotated[bool, typer.Option("--keep", help="leave the data and logs there")] = False,
-    report: Annotated[
-        Path | None, typer.Option("--report", help="also write everything to this file as Markdown")
-    ] = None,
+    state_dir: StateDirOption = Path(".afluente/bench"),
+    keep: KeepOption = False,
+    report: ReportOption = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Emit at a steady rate, publish, and let three workers keep up; shows their lag meanwhile.
@@ -194,14 +186,10 @@ def ingest(
     connections: Annotated[int, typer.Option("--connections", min=1, max=256, help="that post at once")] = 32,
     deliveries: Annotated[int, typer.Option("--deliveries", min=100, help="for the normalise worker")] = 2_000,
     rows: Annotated[int, typer.Option("--rows", min=1_000, help="contact events to import")] = 1_000_000,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="of each measurement; the median counts")] = 3,
-    state_dir: Annotated[Path, typer.Option("--state-dir", help="where its servers and logs are while it runs")] = Path(
-        ".afluente/bench"
-    ),
-    keep: Annotated[bool, typer.Option("--keep", help="leave the data and logs there")] = False,
-    report: Annotated[
-        Path | None, typer.Option("--report", help="also write everything to this file as Markdown")
-    ] = None,
+    runs: RunsOption = 3,
+    state_dir: StateDirOption = Path(".afluente/bench"),
+    keep: KeepOption = False,
+    report: ReportOption = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Measure ingest: the receiver beside a bare endpoint, normalising, the normalise worker, imports beside COPY.
