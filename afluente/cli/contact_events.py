@@ -190,12 +190,14 @@ def import_(
       afluente contact-events import facts.csv --org "Loja Azul" --source erp --create-contacts
       zcat facts.ndjson.gz | afluente contact-events import - --org "Loja Azul" --source erp
     """
+    import threading
     import time
 
     from afluente import postgres
     from afluente.cli.progress import bar
     from afluente.cli.who import who
     from afluente.settings import MigrateSettings
+    from afluente.signals import stopped_by_signals
     from producers import contact_event_import as importing
     from producers import organizations
 
@@ -218,8 +220,9 @@ def import_(
     wanted = importing.Format(input_format.value) if input_format else None
     with importing.Source.open(file, sys.stdin.buffer, wanted) as opened:
         begun = time.monotonic()
-        with bar("lines", opened.lines, lines=True) as advance:
-            result = importing.run(dsn, organization_id, opened, options, progress=advance)
+        interrupt = threading.Event()
+        with bar("lines", opened.lines, lines=True) as advance, stopped_by_signals(interrupt.set):
+            result = importing.run(dsn, organization_id, opened, options, progress=advance, interrupt=interrupt)
         seconds = time.monotonic() - begun
         written = None
         if result.failed and not dry_run and not result.interrupted and not result.finished_before:

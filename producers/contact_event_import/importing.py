@@ -113,10 +113,11 @@ def run(
     *,
     progress: Callable[[int], None] = lambda line: None,
     max_errors: int = 20,
+    interrupt: threading.Event | None = None,
 ) -> Result:
     """Import a file. `progress` is told the lines that are through, from this thread.
 
-    KeyboardInterrupt ends it after the batches under way: the result says so. psycopg.OperationalError when Postgres
+    `interrupt`, when it is set, ends it after the batches under way: the result says so. psycopg.OperationalError when Postgres
     goes away; run it again.
     """
     if source.format is Format.csv:
@@ -128,7 +129,7 @@ def run(
         lanes = [_Lane(url, organization_id, begun, options) for _ in range(options.lanes)]
         work: queue.Queue[_Batch | None] = queue.Queue(maxsize=len(lanes))
         done: queue.SimpleQueue[_Counts] = queue.SimpleQueue()
-        stop = threading.Event()
+        stop, interrupt = threading.Event(), interrupt or threading.Event()
         threads = [
             threading.Thread(target=lane.run, args=(work, done, stop), name=f"import lane {n}", daemon=True)
             for n, lane in enumerate(lanes)
@@ -138,15 +139,14 @@ def run(
         counts = _Tally(progress, max_errors)
         try:
             for batch in _batches(source, begun, options):
-                while not stop.is_set() and not _put(work, batch):
+                while not (stop.is_set() or interrupt.is_set()) and not _put(work, batch):
                     counts.take(done)
+                if interrupt.is_set():
+                    begun.result.interrupted = True
+                    stop.set()  # what is queued is left; what a lane has in hand is finished
                 if stop.is_set():
                     break
             _end_lanes(work, threads, lambda: counts.take(done))
-        except KeyboardInterrupt:
-            begun.result.interrupted = True
-            stop.set()  # what is queued is left; what a lane has in hand is finished
-            _end_lanes(work, threads, lambda: None)
         except BaseException:
             stop.set()
             _end_lanes(work, threads, lambda: None)
