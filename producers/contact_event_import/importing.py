@@ -117,8 +117,8 @@ def run(
 ) -> Result:
     """Import a file. `progress` is told the lines that are through, from this thread.
 
-    `interrupt`, when it is set, ends it after the batches under way: the result says so. psycopg.OperationalError when Postgres
-    goes away; run it again.
+    `interrupt`, when it is set, ends it after the batches under way: the result says so. psycopg.OperationalError when
+    Postgres goes away; run it again.
     """
     if source.format is Format.csv:
         source.header()  # a column nobody knows is a reason not to begin
